@@ -11,7 +11,7 @@ import sys
 
 from .lazy import attach_stub
 
-if not getattr(sys, "_is_gil_enabled", lambda: True)():  # `one_thread` and batches given back rely on the lock
+if not getattr(sys, "_is_gil_enabled", lambda: True)():  # `one_thread` and recycled batches rely on the lock
     raise ImportError("marlcore: expected a Python with its global interpreter lock, got a free-threaded one")
 
 __version__ = "0.2.0"

@@ -14,7 +14,7 @@ from importlib import import_module
 
 
 def _prepare_streams() -> None:
-    """Opens the null device for closed standard streams, so that no file opened later gets a stream's number."""
+    """Opens the null device for closed standard streams, so that files opened later do not get numbers 0 to 2."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -57,19 +57,19 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line.
 
-    Returns: 0 on success; 1 if a worker failed, the doctor found a problem, kernels could not be kept, or the output is
-        a pipe that its reader closed early; 2 for bad input; 130 after Ctrl-C.
+    Returns: 0 on success; 1 if a worker failed, the doctor found a problem, kernels could not be cached, or the reader
+        of the output closed its pipe early; 2 for bad input; 130 after Ctrl-C.
     """
     try:
         try:
             return _main(argv)
         finally:
             sys.stdout.flush()
-    except OSError as error:  # of standard output: `_run` reports the others
+    except OSError as error:  # from standard output: `_run` reports all other OSErrors
         # Python flushes again at exit: let that succeed.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
         if isinstance(error, BrokenPipeError):  # the reader, such as `head -1`, has exited
             return 1
         sys.stderr.write(f"marlcore: standard output: {error.strerror or error}\n")
@@ -85,10 +85,10 @@ def _main(argv: list[str] | None) -> int:
 
         sys.stdout.write(f"marlcore {__version__}\n")
         return 0
-    asked = command in ("--help", "-h")
-    unknown = "" if asked or not command else f"marlcore: expected one of {', '.join(COMMANDS)}, got {command!r}\n"
-    (sys.stdout if asked else sys.stderr).write(_usage() + unknown)
-    return 0 if asked else 2
+    wants_help = command in ("--help", "-h")
+    unknown = "" if wants_help or not command else f"marlcore: expected one of {', '.join(COMMANDS)}, got {command!r}\n"
+    (sys.stdout if wants_help else sys.stderr).write(_usage() + unknown)
+    return 0 if wants_help else 2
 
 
 def _usage() -> str:
@@ -106,7 +106,7 @@ def _run(command: str, arguments: list[str]) -> int:
 
     try:
         os.getcwd()
-    except FileNotFoundError:  # libraries may end the process there
+    except FileNotFoundError:  # some libraries exit the process in a deleted directory
         sys.stderr.write("marlcore: expected a working directory that exists, got a deleted one\n")
         return 2
     say_always()
@@ -121,9 +121,9 @@ def _run(command: str, arguments: list[str]) -> int:
     except (ValueError, TypeError, ImportError, OSError, MarlcoreError) as error:
         if isinstance(error, OSError) and error.filename is None and _output_fails(error):
             raise
-        few = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+        too_many_files = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
         line = re.sub("^env_fn: ", "--env: ", str(error))
-        sys.stderr.write(f"marlcore: {printable(line)}{'; raise `ulimit -n`' if few else ''}\n")
+        sys.stderr.write(f"marlcore: {printable(line)}{'; raise `ulimit -n`' if too_many_files else ''}\n")
         return 2
     except KeyboardInterrupt as stop:
         sys.stderr.write(printable("marlcore: stopped" + _how_to_resume(getattr(stop, "folder", ""))) + "\n")
@@ -137,7 +137,7 @@ def _how_to_resume(run_dir: str) -> str:
 
     if not run_dir:
         return ""
-    folder = Path(run_dir)  # of a run, or of one for each seed
+    folder = Path(run_dir)  # of one run, or of several runs with different seeds
     configs = [*folder.glob("config.json")] or sorted(folder.glob("*/config.json"))
     if unfinished := [shlex.quote(str(path.parent)) for path in configs if not has_all_steps(path.parent)]:
         return f"; resume with marlcore train --resume {', and likewise '.join(unfinished)}"
@@ -148,7 +148,7 @@ def _how_to_resume(run_dir: str) -> str:
 def _output_fails(error: OSError) -> bool:
     """Whether the error comes from standard output, because the disk is full or the pipe's reader has ended."""
     try:
-        if getattr(sys.stdout, "write_through", False):  # otherwise the text that failed is still in its buffer
+        if getattr(sys.stdout, "write_through", False):  # without a buffer, no failed text is left to flush
             sys.stdout.write("\n")
         sys.stdout.flush()
     except OSError:

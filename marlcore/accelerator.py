@@ -1,7 +1,7 @@
-"""Copies between host memory and an accelerator, by CUDA without a buffer between the two.
+"""Copies between host memory and an accelerator.
 
-CUDA moves the bytes of registered memory by itself. It moves those of other memory through a buffer of its own, which
-is slower and has the same result, so nothing depends on the driver's consent.
+CUDA copies registered (page-locked) memory directly, and other memory through a buffer of its own, which is slower.
+The result is the same, so the driver may refuse to register memory.
 """
 
 import contextlib
@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
-_LEAST_BYTES = 1 << 16  # CUDA copies less at once; and less may share its pages with other memory
+_LEAST_BYTES = 1 << 16  # CUDA copies smaller arrays directly anyway, and they may share pages with other memory
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 
-_known: dict[int, "weakref.finalize[Any, Any]"] = {}  # by address, what forgets the memory
+_known: dict[int, "weakref.finalize[Any, Any]"] = {}  # by address: the finalizer that unregisters the memory
 
 
 def kind_of(tensor: torch.Tensor) -> str:
@@ -26,19 +26,19 @@ def kind_of(tensor: torch.Tensor) -> str:
 
 
 def register(array: NDArray[Any], device: torch.device) -> None:
-    """Registers with CUDA, once, the whole memory that an array is a view of, until it is freed or unmapped."""
+    """Registers the memory of an array, or of the array that it is a view of, with CUDA, once, until it is freed."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     address = array.ctypes.data
     if address in _known or array.nbytes < _LEAST_BYTES:
         return
-    with torch.cuda.device(device):  # or CUDA opens device 0 too
+    with torch.cuda.device(device):  # otherwise CUDA opens device 0, too
         code = int(torch.cuda.cudart().cudaHostRegister(address, array.nbytes, _PORTABLE))  # type: ignore[no-untyped-call]
         if code:
             log.info(
                 "CUDA refused to register %d bytes (error %d): it copies them through a buffer", array.nbytes, code
             )
-            # torch would raise the refusal at its next kernel, whichever that is: this one takes it.
+            # torch raises the refusal at its next kernel: run one here that may fail.
             with contextlib.suppress(RuntimeError):
                 torch.ones(1, device=device)
     owner = array if array.base is None else array.base

@@ -1,4 +1,4 @@
-"""Arrays of a user's values: of torch's tensors, and of bfloat16, which NumPy lacks without the package ml_dtypes."""
+"""Converts users' values to NumPy arrays: torch tensors, and bfloat16, which NumPy lacks without ml_dtypes."""
 
 import warnings
 from typing import Any
@@ -12,9 +12,9 @@ _noticed = False
 
 
 def dtype_of(dtype: Any) -> np.dtype[Any]:
-    """Returns a dtype of NumPy by its name, by itself, or by torch's dtype of the same name.
+    """Returns the NumPy dtype for a NumPy dtype, its name, or the torch dtype of the same name.
 
-    Raises TypeError if NumPy has none, ModuleNotFoundError for bfloat16 without ml_dtypes.
+    Raises TypeError if NumPy has no such dtype, ModuleNotFoundError for bfloat16 without ml_dtypes.
     """
     name = str(dtype).removeprefix("torch.")
     if name != BFLOAT16:
@@ -28,17 +28,17 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
 
 
 def may_be_infinite(dtype: np.dtype[Any]) -> bool:
-    """Whether values of this dtype may be NaN or infinite. NumPy knows no kind of bfloat16."""
+    """Whether values of this dtype may be NaN or infinite. (`dtype.kind` does not tell for bfloat16.)"""
     return dtype.kind in "fc" or dtype.name == BFLOAT16
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether the value is a tensor of torch, which this does not import."""
+    """Whether the value is a torch tensor, without importing torch."""
     return value.__class__ is not np.ndarray and hasattr(value, "requires_grad")
 
 
 def array_of(tensor: Any) -> NDArray[Any]:
-    """Returns the memory of a tensor on the CPU, of bfloat16 too, as an array. Raises TypeError if NumPy cannot."""
+    """Returns a view of a CPU tensor as an array, bfloat16 included. Raises TypeError if NumPy cannot view it."""
     tensor = tensor.detach()
     if str(tensor.dtype) != f"torch.{BFLOAT16}":
         return np.asarray(tensor)
@@ -48,7 +48,7 @@ def array_of(tensor: Any) -> NDArray[Any]:
 
 
 def as_array(value: Any) -> NDArray[Any]:
-    """Does `numpy.asarray`, for tensors of torch too that require grad, which are detached, or that are of bfloat16."""
+    """Does `numpy.asarray`, also for torch tensors: detached (with one warning), and float32 instead of bfloat16."""
     if is_tensor(value):
         array: NDArray[Any] = without_grad(value, notice=True).numpy()  # takes half as long as np.asarray
         return array
@@ -56,7 +56,7 @@ def as_array(value: Any) -> NDArray[Any]:
 
 
 def without_grad(tensor: Any, notice: bool = False) -> Any:
-    """Returns a tensor as one that NumPy can read; with `notice`, warns once per process if it required grad."""
+    """Returns a tensor that NumPy can read: detached, and not bfloat16. `notice`: warn once if it required grad."""
     global _noticed
     if tensor.requires_grad:
         if notice and not _noticed:

@@ -11,7 +11,7 @@ from .errors import suppress_failed_calls
 ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIPS = Path("/proc/self/cgroup")
 _UNLIMITED = 1 << 62  # version 1 writes about 2^63 for "no limit"
-# The files of the limit and the use, and the field of memory.stat for memory that the kernel can reclaim; by version.
+# For version 2, then 1: the files of the limit and the use, and memory.stat's field for memory that can be reclaimed.
 _MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -81,7 +81,7 @@ def deadline_of(timeout: float | None) -> float | None:
 
 
 def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Returns a state's array `name`. Raises TypeError if the state is no dict, ValueError if the array is wrong."""
+    """Returns a state's array `name`. Raises TypeError unless the state is a dict, ValueError if the array is wrong."""
     check_type("state", state, Mapping, expected="a dict of arrays")
     part = state.get(name)
     if not isinstance(part, np.ndarray) or part.shape != shape or part.dtype != dtype:
@@ -106,7 +106,7 @@ def check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
 
 
 def as_path(label: str, path: Any) -> Path:
-    """Returns a path. Raises ValueError if `path` is no path, has a null character, or is too long for the kernel."""
+    """Returns a Path. Raises ValueError for other types, for null characters, and if it is too long for the kernel."""
     if not isinstance(path, (str, os.PathLike)) or "\0" in str(path) or len(str(path)) > 4096:
         raise ValueError(f"{label}: expected a path, got {brief(path)}")
     return Path(path)
@@ -125,7 +125,7 @@ def brief(value: Any) -> str:
     text = ""
     for piece in _pieces(value):
         text += piece
-        if len(text) > 4 * _LONGEST:  # a value may contain itself, or so many others that their text takes hours
+        if len(text) > 4 * _LONGEST:  # a value may contain itself, or so many values that writing all takes hours
             break
     return short(" ".join(text.split()))
 

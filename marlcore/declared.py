@@ -10,8 +10,8 @@
         names: Annotated[tuple[str, ...], function] = ()
         section: Section = field(default_factory=Section)
 
-A rule is a function of the label and the value. It returns the value that the field will hold, or raises ValueError,
-whose text begins with the label. A Literal needs no rule, and None is allowed where the type allows it. A field whose
+A rule is a function of the field's label and the value. It returns the value to store, or raises a ValueError whose
+text begins with the label. A Literal needs no rule, and None is allowed where the type allows it. A field whose
 default factory is a dataclass is a section: its value is an object of that class.
 """
 
@@ -38,8 +38,8 @@ Rule = Callable[[str, Any], Any]
 class Whole:
     """An integer of Python or NumPy from `low` to `high`, or a whole float, such as 1e5.
 
-    The field holds an int of Python, which JSON can store. Without `high`, the limit is `most`; only a message about a
-    larger value names this limit.
+    The field holds a Python int, which JSON can store. Without `high`, the limit is `most`, which a message names only
+    if the value exceeds it.
     """
 
     low: int
@@ -82,7 +82,7 @@ class Number:
             and (self.high is None or value <= self.high)
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
-            and (abs(value) <= sys.float_info.max or (not self.finite and abs(value) == math.inf))  # or a huge int
+            and (abs(value) <= sys.float_info.max or (not self.finite and abs(value) == math.inf))  # refuses huge ints
         )
 
     def _expected(self) -> str:
@@ -106,7 +106,7 @@ class Scheduled(Number):
 
 
 def layer_sizes(label: str, value: Any) -> tuple[int, ...]:
-    """Checks the layers' numbers of units, a tuple of at least one, and returns them. Raises ValueError."""
+    """Returns the layers' numbers of units. Raises ValueError unless they are a tuple of one or more positive sizes."""
     if not isinstance(value, tuple) or not value:
         raise ValueError(f"{label}: expected a tuple of at least one size, got {brief(value)}")
     return tuple(UNITS(label, size) for size in value)
@@ -178,7 +178,7 @@ def hints_of(kind: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def flattened(plain: Any, kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields nested settings by dotted name. Raises ValueError if a section is no mapping, or if a name has a dot."""
+    """Yields nested settings by dotted name. Raises ValueError if a section is not a mapping or a name has a dot."""
     if not isinstance(plain, Mapping):
         raise ValueError(f"{prefix[:-1] or 'settings'}: expected settings by name, got {brief(plain)}")
     sections = _sections(kind)

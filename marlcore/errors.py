@@ -115,7 +115,7 @@ class ClosedError(MarlcoreError):
 
 
 class Fenced(MarlcoreError):
-    """A successor has taken a sender's place: the sender's messages are refused for ever.
+    """A successor has taken a sender's place: the sender's messages are refused from now on.
 
     The sender's machine was silent for longer than `cluster.lease_seconds`, and another process took over. Let the
     sender end; with slow networks or busy machines raise `cluster.lease_seconds`.
@@ -123,10 +123,9 @@ class Fenced(MarlcoreError):
 
 
 class LinkLost(MarlcoreError, ConnectionError):
-    """The process at the other end of a link cannot be reached, for now or for ever.
+    """The process at the other end of a link cannot be reached, temporarily or for good.
 
-    Relays and mirrors then try again. Raise this error in your own link classes, too, so that relays and mirrors try
-    again with them.
+    Relays and mirrors then try again. Raise this error in your own link classes, too, so that their calls are repeated.
     """
 
 
@@ -189,8 +188,8 @@ class WorkerFailed(MarlcoreError):
 class WorldModelFailed(WorkerFailed):
     """A world model raised an error, which is the `__cause__` if the model ran in this process.
 
-    Ask the model for `state` and `profile` in a program of its own; `set_state` must restore all that the model depends
-    on.
+    To debug it, ask the model about `state` and `profile` in a program of its own. `set_state` must restore everything
+    that the model depends on.
 
     Attributes:
         state, profile: the state and the profile about which the model was asked.
@@ -204,14 +203,13 @@ class WorldModelFailed(WorkerFailed):
         self.profile = profile
 
     def of(self, worker: str) -> WorldModelFailed:
-        """Returns a copy of this failure, with another `worker`."""
         return WorldModelFailed(self.state, self.profile, self.traceback, worker)
 
 
 class CallbackFailed(WorkerFailed):
     """A function given to a planner raised an error, which is the `__cause__` if it ran in this process.
 
-    Call the function for `state` in a program of its own.
+    To debug it, call the function with `state` in a program of its own.
 
     Attributes:
         what: the function, in words. state: the state with which the function was called.
@@ -225,7 +223,6 @@ class CallbackFailed(WorkerFailed):
         self.state = state
 
     def of(self, worker: str) -> CallbackFailed:
-        """Returns a copy of this failure, with another `worker`."""
         return CallbackFailed(self.what, self.state, self.traceback, worker)
 
 
@@ -241,7 +238,7 @@ def is_from_handler(error: Exception) -> bool:
 
 
 def pass_on_from_handler(error: Exception) -> None:
-    """Raises `error` again if one of the program's signal handlers raised it; for code that catches any exception."""
+    """Reraises `error` if a signal handler of the program raised it; for code that catches any exception."""
     if is_from_handler(error):
         raise error
 
@@ -252,7 +249,7 @@ class suppress_failed_calls:  # noqa: N801 it is used like contextlib.suppress
     An OSError without an errno, such as a TimeoutError that a signal handler raised, passes through.
     """
 
-    # No generator: since Python 3.12 an error that contextlib throws into one is in a cycle with its callers' frames.
+    # Not a @contextmanager: since Python 3.12 that makes a reference cycle of the error and its callers' frames.
     def __init__(self, *codes: int) -> None:
         self._codes = codes
 

@@ -1,4 +1,4 @@
-"""The strings below a dataclass's fields, which Python forgets: for `help`, the command line and the docs."""
+"""Reads the strings below a dataclass's fields, which Python discards, for `help`, the command line and the docs."""
 
 import ast
 import inspect
@@ -14,12 +14,12 @@ _WIDTH = 100  # of a line of `help`
 
 @cache
 def field_docs(kind: type) -> Mapping[str, str]:
-    """Returns the text of each field that has one, in one line, a base's fields first; none without the source."""
+    """Returns each field's doc string in one line, by field, a base's fields first; {} without the source code."""
     found: dict[str, str] = {}
     for base in filter(is_dataclass, reversed(kind.__mro__)):
         try:
             (tree,) = ast.parse(inspect.cleandoc(inspect.getsource(base))).body
-        except (OSError, TypeError):  # made at run time, or without its file
+        except (OSError, TypeError):  # the class was made at run time, or its file is missing
             continue
         assert isinstance(tree, ast.ClassDef)
         for above, below in zip(tree.body, tree.body[1:], strict=False):
@@ -29,8 +29,8 @@ def field_docs(kind: type) -> Mapping[str, str]:
 
 
 def list_fields_in_doc(kind: type) -> None:
-    """Makes the class's `__doc__` list its fields after its own text; the source is read at the first access."""
-    known = vars(kind).get("__doc__")  # the same, of a class that `dataclass` makes anew for its slots
+    """Makes the class's `__doc__` list its fields after its own text; the source is read when `__doc__` is."""
+    known = vars(kind).get("__doc__")  # already a FieldsInDoc if `dataclass` makes the class again, with slots
     kind.__doc__ = known if isinstance(known, FieldsInDoc) else FieldsInDoc(known or "")  # type: ignore[assignment]
 
 
@@ -45,7 +45,7 @@ class FieldsInDoc:
         self.text = inspect.cleandoc(text)
 
     def __get__(self, settings: object, kind: Any) -> str:
-        if "__match_args__" not in vars(kind):  # `dataclass` is still at work, and asks whether there is a text
+        if "__match_args__" not in vars(kind):  # `dataclass` is still making the class, and asks whether it has a doc
             return self.text
         docs = field_docs(kind)
         listed = [f"    {each.name}: {docs[each.name]}" for each in fields(kind) if each.name in docs]

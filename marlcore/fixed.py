@@ -1,4 +1,4 @@
-"""Classes whose objects refuse assignments that would do nothing."""
+"""Makes objects refuse assignments to constant or misspelt attributes, which would have no effect."""
 
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -11,9 +11,9 @@ _MADE = "_made"
 
 
 def fixed(*changing: str) -> Callable[[K], K]:
-    """Makes objects of a class, though not of its subclasses, refuse assignments once `__init__` has returned.
+    """Decorates a class: its objects refuse assignments after `__init__`, with an AttributeError that says why.
 
-    Still assignable are properties with a setter, private names, and the names `changing`.
+    Private names, properties with a setter and the names `changing` can still be assigned. Subclasses are unaffected.
     """
 
     def decorate(kind: Any) -> Any:
@@ -26,8 +26,8 @@ def fixed(*changing: str) -> Callable[[K], K]:
                 self.__dict__[_MADE] = True
 
         def assign(self: Any, name: str, value: Any) -> None:
-            closed = not name.startswith("_") and _MADE in self.__dict__ and type(self) is kind
-            if closed and name not in changing and not hasattr(kind, name):
+            is_fixed = not name.startswith("_") and _MADE in self.__dict__ and type(self) is kind
+            if is_fixed and name not in changing and not hasattr(kind, name):
                 raise refusal(self, name, dir(self))
             object.__setattr__(self, name, value)
 

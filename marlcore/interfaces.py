@@ -1,4 +1,4 @@
-"""The interfaces of environments, algorithms and trainers, between which actors and learners work."""
+"""The interfaces of environments, algorithms and trainers, as actors and learners use them."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ class Outcome(NamedTuple):
         copies: int64 [k], ascending: the numbers of the copies.
         reward: float [k], the agent's rewards since its last action.
         terminated, truncated: bool [k]: whether the agent's episode ended, and how.
-        final_obs: the observations [k, ...] after these actions, to be read only where the episode ended; None if no
-            episode ended. A mask that is missing there, or that allows nothing, becomes one that allows all. These
+        final_obs: the observations [k, ...] after these actions, valid only where the episode ended; None if no
+            episode ended. A mask that is missing or allows no action is replaced by one that allows all. These
             arrays stay unchanged until the next `observe`.
         infos: pairs (copy, numbers by name) of the episodes that ended.
         member_rewards: for a team, [k, members]: the rewards of each member.
         acted: False if no action caused `reward`: the agent earned it before its first action or after its end, in an
-            episode that is over. The return includes this reward, but no row holds it. `terminated`, `truncated` are
-            False.
+            episode that is over. The return includes this reward, but no row holds it. `terminated` and `truncated`
+            are False.
     """
 
     agent: str
@@ -201,8 +201,8 @@ class Update:
         self, metrics: Mapping[str, torch.Tensor | float], priority: torch.Tensor | NDArray[np.float32] | None = None,
         updates: int = 1,
     ) -> None:  # fmt: skip
-        own = vars(self)  # in half the time that a frozen dataclass takes
-        own["metrics"], own["priority"], own["updates"] = metrics, priority, updates
+        fields = vars(self)  # takes half the time of a frozen dataclass's own __init__
+        fields["metrics"], fields["priority"], fields["updates"] = metrics, priority, updates
 
 
 class Trainer(Protocol):
@@ -223,7 +223,7 @@ class Trainer(Protocol):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state that resuming needs beside the network, such as the optimizer's: tensors, plain values."""
+        """Returns the state that resuming needs beside the network, such as the optimizer's, as tensors and scalars."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state returned by `state_dict`."""
@@ -248,11 +248,10 @@ class ReplaySource:
 
 @dataclass(frozen=True)
 class QueueSource:
-    """How a learner reads its queue, each transition once and in the order of writing: on-policy.
+    """How an on-policy learner reads its queue: each transition once, in the order of writing.
 
-    Each update is made on one batch, and the new weights are published at once. In serial mode the actors wait for the
-    update, so that transitions come from the newest weights; in async mode they continue, at most `ahead` batches
-    ahead.
+    Each update uses one batch, and its weights are published at once. In serial mode the actors wait for the update,
+    so that transitions come from the newest weights; in async mode they continue, at most `ahead` batches ahead.
 
     Attributes:
         batch_size: transitions of a batch, over all agents and copies of the policy; unrolls if `length` is given.
@@ -272,7 +271,7 @@ class QueueSource:
 class CompiledPolicy(Protocol):
     """A form of an algorithm's policy that acts without torch; it is picklable, and has no weights until `load`.
 
-    Its methods choose the same actions as the algorithm's own, with the same random draws in the same order.
+    Its methods make the same random draws in the same order as the algorithm's, and so choose the same actions.
 
     Attributes:
         weights: the arrays given to `load`.
@@ -287,7 +286,7 @@ class CompiledPolicy(Protocol):
         self, obs: Any, *, explore: Mapping[str, Any] | None, mask: NDArray[np.bool_] | None,
         generator: np.random.Generator,
     ) -> Action:  # fmt: skip
-        """Chooses actions as `Algorithm.act` does, but for arrays; normalizes observations by the published moments."""
+        """Does `Algorithm.act` on arrays; normalizes observations by the published mean and variance."""
 
     def first_priority(
         self, before: Mapping[str, NDArray[Any]], reward: NDArray[Any], discount: float,
@@ -335,7 +334,7 @@ class Algorithm(Protocol):
     def make_model(self, spaces: Spaces) -> torch.nn.Module:
         """Makes an untrained model, on the CPU. Its attribute `acting`, if it has one, is the part that actors need.
 
-        Its inputs are observations as `spaces.obs` says, neither scaled nor converted: [B, *shape], or
+        Its inputs are observations in the shapes and dtypes of `spaces.obs`, not scaled: [B, *shape], or
         [B, stack, *shape] when spaces.stack > 1; a dict of these if the observation has several parts or a mask.
         """
 
@@ -367,7 +366,7 @@ class Algorithm(Protocol):
             state: the recurrent state, rows of new episodes zeroed; None in the first call, and for models without a
                 state. A part named "previous_reward", float32 [k], already holds the last action's reward.
             mask: bool [k, actions], which actions are allowed; None allows all.
-            generator: the actor's own source of randomness; the same seed repeats its draws.
+            generator: the actor's own random generator, seeded, so that its draws can be repeated.
         """
 
     def first_priority(
@@ -382,10 +381,10 @@ class Algorithm(Protocol):
         Args:
             before, after: `Action.values` of the observation acted on, and of the next observation; `after` is 0 where
                 the episode terminated, and NaN where it was truncated.
-            reward: [k].
-            discount: of one step.
+            reward: [k], the rewards.
+            discount: the discount of one step.
 
-        Returns: at least 0; NaN, the default, means the highest priority so far.
+        Returns: priorities of at least 0; NaN, the default, means the highest priority so far.
         """
         return np.full(len(reward), np.nan, np.float32)
 

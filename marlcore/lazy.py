@@ -1,4 +1,4 @@
-"""Names that a package imports on first use, and libraries that only some of them need."""
+"""Imports a package's names on first use, and says which extra installs a library that one of them needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# The extra that installs each library that the core does not need, by the name that is imported.
+# By import name: the extra that installs each library that the core does not need.
 EXTRA_OF = dict.fromkeys(("gymnasium", "matplotlib", "rich", "tensorboard", "torch", "tyro", "yaml"), "train")
 EXTRA_OF |= dict.fromkeys(("lz4", "ray"), "cluster") | {"fsspec": "remote", "scipy": "games", "pyspiel": "openspiel"}
 _NAMES_A_LINE = 6
@@ -55,7 +55,7 @@ def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable
 
 
 def _groups_of(stub: str) -> dict[str, dict[str, str]]:
-    """Returns a stub's names by heading, each with the module that it comes from."""
+    """Returns, by heading, a stub's names and the modules that they come from."""
     groups: dict[str, dict[str, str]] = {}
     heading = "Names"
     with open(stub, encoding="utf-8") as lines:
@@ -87,7 +87,7 @@ def is_installed(extra: str) -> bool:
 
 
 def missing(what: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
-    """Returns an error of one line that says which extra `what` needs; `error` itself if no extra has the library."""
+    """Returns a one-line error that names the extra that `what` needs; `error` itself if no extra has the library."""
     library = (error.name or "").partition(".")[0]
     if library not in EXTRA_OF:
         return error

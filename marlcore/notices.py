@@ -1,4 +1,4 @@
-"""Short notices to the user, shown where progress is shown, otherwise logged."""
+"""Short notices to the user, printed if progress is shown, otherwise logged."""
 
 import logging
 import sys
@@ -9,8 +9,8 @@ from .checks import printable
 from .errors import suppress_failed_calls
 
 _log = logging.getLogger("marlcore")
-_by_default: bool | None = None  # whether notices are shown on standard error; None: if it is a terminal
-_inside: dict[object, bool] = {}  # the blocks of `shown_with` in which any thread is, the newest last
+_by_default: bool | None = None  # whether notices are shown on standard error; None: only if it is a terminal
+_inside: dict[object, bool] = {}  # the open blocks of `shown_with`, in any thread, the newest last
 
 
 def say_always() -> None:
@@ -21,7 +21,7 @@ def say_always() -> None:
 
 @contextmanager
 def shown_with(progress: bool) -> Iterator[None]:
-    """During a `with` block, shows notices if `progress`, even if standard error is no terminal; else hides them.
+    """Shows notices during a `with` block if `progress`, even without a terminal; otherwise logs them.
 
     This holds for every thread, since any thread may compile a kernel. Of several open blocks, the newest counts.
     """

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from .checks import brief
 from .regular_files import open_regular
 
-_ALWAYS, _INFLATED = 2**28, 200  # bytes that any archive may hold, and the most for each byte of a larger archive
+_ALWAYS, _INFLATED = 2**28, 200  # bytes that any archive may inflate to, or else at most this many times its size
 
 
 def read_npz(label: str, path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
-    """Reads the arrays by name. Raises OSError, or ValueError with the label if the file is of another kind."""
+    """Reads the arrays by name. Raises OSError, or ValueError (with `label`) if the file is not a valid .npz file."""
     try:
         with open_regular(path) as file, ZipFile(file) as archive:
             check_members(archive)
@@ -29,7 +29,7 @@ def read_npz(label: str, path: str | os.PathLike[str]) -> dict[str, NDArray[Any]
 
 
 def check_members(archive: ZipFile) -> None:
-    """Raises ValueError if a member is no array, has no clean name or occurs twice, or if they hold too much."""
+    """Raises ValueError if a member is not an array, has an odd name or occurs twice, or if the sizes are too large."""
     members = archive.infolist()
     for info in members:
         parts = info.filename.split(".")
@@ -39,11 +39,11 @@ def check_members(archive: ZipFile) -> None:
         raise ValueError("expected each name once, got two arrays of one name")
     stored, claimed = archive.start_dir, sum(info.file_size for info in members)
     if claimed > max(_ALWAYS, _INFLATED * stored):
-        raise ValueError(f"expected at most {_INFLATED} bytes for each of its {stored:,}, got {claimed:,}")
+        raise ValueError(f"expected at most {_INFLATED} times the file's {stored:,} bytes, got {claimed:,}")
 
 
 def read_array(archive: ZipFile, name: str, kinds: str = "biufc") -> NDArray[Any]:
-    """Reads an array. Raises ValueError, or another error, if it is damaged or its dtype's kind is not in `kinds`."""
+    """Reads an array whose dtype is of one of the `kinds`. Raises ValueError or another error if it is damaged."""
     with archive.open(name) as member:
         shape, dtype = read_header(member)
         nbytes = archive.getinfo(name).file_size - member.tell()

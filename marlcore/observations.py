@@ -41,7 +41,7 @@ def leaves(tree: Any, path: str = "") -> dict[str, Any]:
 
 
 def nested(parts: Mapping[str, Any], form: Any, path: str = "") -> Any:
-    """Inverts `leaves`: returns the parts in the form of a tree, without those leaves of it that `parts` lacks."""
+    """Inverts `leaves`: returns nested dicts like `form`, with `parts` as leaves, and without leaves not in `parts`."""
     if not isinstance(form, Mapping):
         return parts[path or ALONE]
     paths = {name: path_to(path, name) for name in form}
@@ -57,7 +57,7 @@ def path_to(path: str, name: str) -> str:
 
 
 def part_name(keys: tuple[Any, ...]) -> str:
-    """Returns the name, an identifier, of the part under these keys of Dicts and Tuples; ALONE without keys."""
+    """Returns an identifier that names the part under these keys of Dicts and Tuples; ALONE without keys."""
     if not keys:
         return ALONE
     name = re.sub(r"\W", "_", "__".join(map(str, keys)))

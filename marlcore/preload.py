@@ -1,4 +1,4 @@
-"""The imports that workers without torch need; the fork server runs this module once, so that no worker has to."""
+"""The imports of workers that do not need torch. The fork server runs this module once, before it forks workers."""
 
 import cloudpickle  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""The further imports of workers that learn, or act by torch, for the fork server."""
+"""The further imports of workers that use torch. Their fork server runs this module once."""
 
 from importlib.util import find_spec
 

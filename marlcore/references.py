@@ -14,7 +14,7 @@ def reference_to(thing: Any) -> str | None:
 
 
 def is_importable(reference: Any) -> bool:
-    """Whether a reference can be imported: its name is not in a script, a notebook or a function."""
+    """Whether a reference can be imported. Names inside a script, a notebook or a function cannot."""
     module, _, name = str(reference).partition(":")
     return module != "__main__" and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])
 

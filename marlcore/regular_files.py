@@ -1,4 +1,4 @@
-"""Opens regular files; refuses pipes and devices, which may block or never end; adds file names to errors of writes."""
+"""Opens regular files, but not pipes and devices, which may block or never end; adds file names to write errors."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from .errors import suppress_failed_calls
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a file for reading. Raises ValueError if it is a pipe or a device, or OSError."""
+    """Opens a file for reading. Raises OSError, or ValueError if it is a pipe or a device."""
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC))  # noqa: SIM115
     try:
         check_regular(path, file.fileno())
@@ -41,7 +41,7 @@ def check_regular(path: str | os.PathLike[str], fd: int) -> None:
 def mode_of(path: Path) -> int:
     """Returns the mode of a file or directory, 0 if there is none at the path.
 
-    Raises OSError if the file system fails; since Python 3.14, `Path.is_dir` says no then.
+    Raises OSError if the file system fails, where `Path.is_dir` returns False since Python 3.14.
     """
     with suppress_failed_calls(errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
         return path.stat().st_mode
@@ -50,10 +50,10 @@ def mode_of(path: Path) -> int:
 
 @contextmanager
 def naming(path: Path, kept: str) -> Iterator[None]:
-    """Adds the file's name and the text `kept` to an OSError that a write in the `with` block raises."""
+    """Adds the file's name and the text `kept`, on the state of the file, to an OSError raised in the `with` block."""
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # a signal handler's
+        if error.errno is None:  # a signal handler raised it
             raise
         raise OSError(error.errno, f"{error.strerror or error}; {kept}", str(path)) from error

@@ -3,5 +3,5 @@
 import os
 from pathlib import Path
 
-# Where several nodes of a cluster are one machine, each has a directory of its own in MARLCORE_SHM_DIR.
+# Cluster nodes that share one machine set MARLCORE_SHM_DIR, each to a directory of its own.
 SHM_DIR = Path(os.environ.get("MARLCORE_SHM_DIR") or "/dev/shm")

@@ -23,8 +23,8 @@ ALIVE = "alive"  # the part that says which members act
 class SpacePart:
     """One array of a space: the space itself, or a space inside a Dict or Tuple."""
 
-    name: str  # of the part and of its field: `keys`, joined by "__"
-    keys: tuple[Any, ...]  # from the whole space to the part; empty for the space itself
+    name: str  # of the part and of its field: the `keys` joined by "__"
+    keys: tuple[Any, ...]  # that lead from the whole space to the part; empty for the space itself
     space: gym.Space  # a Box, Discrete, MultiBinary or MultiDiscrete
 
     @cached_property
@@ -107,20 +107,20 @@ class Spaces:
 
     @cached_property
     def action_start(self) -> NDArray[np.int64]:
-        """The environment's action that a row stores as 0: the start of a Discrete or MultiDiscrete, otherwise 0."""
+        """The `start` of a Discrete or MultiDiscrete, otherwise 0: the environment's action that a row stores as 0."""
         return np.asarray(getattr(self.action, "start", 0), np.int64)
 
     def shifted(self, action: NDArray[Any]) -> NDArray[Any]:
-        """Converts rows' actions [k, ...] to the environment's, which count from a (Multi)Discrete space's start."""
+        """Converts actions [k, ...] from rows, which count from 0, to the environment's, which count from `start`."""
         return action + self.action_start if self.is_shifted else action
 
     def first_refused(self, action: NDArray[Any]) -> int | None:
-        """Finds the first of rows' actions [k, ...] outside the space; returns its index, or None if all are inside."""
+        """Returns the index of the first action outside the space, of actions [k, ...] from rows; None if all fit."""
         low, high, inside = self._action_bounds
         if low is not None:
             wrong = (action < low) | (action > high)
         else:
-            numbers = action.view(f"u{action.itemsize}")  # in which negative numbers are the largest
+            numbers = action.view(f"u{action.itemsize}")  # negative numbers become the largest
             if not numbers.size or numbers.item(numbers.argmax()) <= inside:
                 return None
             wrong = numbers > high
@@ -128,7 +128,7 @@ class Spaces:
 
     @cached_property
     def _action_bounds(self) -> tuple[Any, Any, Any]:
-        """Low and high, for a Box; otherwise None, high, and the largest number that every component may be."""
+        """(low, high, None) for a Box; otherwise (None, high, the least of high)."""
         space = self.action
         if isinstance(space, gym.Box):
             return space.low, space.high, None
@@ -147,9 +147,9 @@ class Spaces:
         return obs[MASK][..., -1, :] if self.stack > 1 else obs[MASK]
 
     def values(self, observation: Any, mask: Any = None) -> Values:
-        """Returns an observation, or those of several copies with a leading axis, as arrays in the form of `obs`.
+        """Returns an observation, or several along a leading axis, as arrays in the form of `obs`.
 
-        Raises: ValueError: a part is missing.
+        Raises ValueError if a part or a needed mask is missing.
         """
         if self.masked and mask is None:
             raise ValueError(f"{MASK}: expected {self.choices} booleans, got None")

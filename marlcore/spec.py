@@ -1,4 +1,4 @@
-"""The fields of a transition, checked once: their names, shapes and dtypes; and windows of transitions."""
+"""The fields of a transition, with their names, shapes and dtypes; and windows of transitions."""
 
 import json
 import math
@@ -33,8 +33,8 @@ class Field:
 
     Attributes:
         shape: the array's shape in one transition, () for a scalar; every extent is at least 1.
-        dtype: a NumPy dtype name of booleans, integers, floats or complex numbers, in native byte order; torch's dtypes
-            of these names too; or "bfloat16", if ml_dtypes is installed.
+        dtype: the name of a NumPy dtype of booleans, integers, floats or complex numbers, in native byte order; the
+            torch dtype of that name; or "bfloat16", if ml_dtypes is installed.
         every: 1 stores the field in each row. For recurrent state, an extra may have a k > 1, up to 2^23: rows k, 2k,
             3k, ... of an episode store the field, and row 0 and all others do not. Sequences then begin at row 0 or at
             a row that stores it.
@@ -51,7 +51,7 @@ class Field:
         if len(shape) > MAX_AXES:
             raise ValueError(f"Field shape: expected at most {MAX_AXES} axes, got {len(shape)}")
         try:
-            if self.dtype is None:  # which NumPy reads as float64
+            if self.dtype is None:  # NumPy takes None for float64
                 raise TypeError
             dtype = dtype_of(self.dtype)
         except (TypeError, SyntaxError):  # NumPy parses a name that has a comma
@@ -228,7 +228,7 @@ class Sequence:
 class Ragged:
     """Arrays whose first axis varies in length from row to row, up to a maximum; all arrays of a row are equally long.
 
-    Rows store the length, and arrays of the maximal shape with zeros behind the length.
+    Rows store the length, and the arrays padded with zeros to the maximum.
 
         fields = {"profile": Field((2,), "uint8"), "probability": Field()}
         outcomes = Ragged("outcomes", 50, fields)
@@ -250,7 +250,7 @@ class Ragged:
     def __post_init__(self) -> None:
         check_whole(f"Ragged {self.name} most", self.most)
         if not isinstance(self.parts, Mapping) or not self.parts or self.name in self.parts:
-            raise ValueError(f"Ragged {self.name}: expected Fields by other names, got {self.parts!r}")
+            raise ValueError(f"Ragged {self.name}: expected Fields by names other than this, got {self.parts!r}")
         for name, part in self.parts.items():
             check_type(f"Ragged {self.name}[{name!r}]", part, Field)
         object.__setattr__(self, "parts", dict(self.parts))
@@ -265,7 +265,7 @@ class Ragged:
         return {**padded, self.name: Field((), "int64")}
 
     def pad(self, **arrays: Any) -> dict[str, Any]:
-        """Returns the values of a row's fields, from an array [n, *shape] of each part; n may be 0.
+        """Returns the values of a row's fields, made from one array [n, *shape] for each part; n may be 0.
 
         Raises ValueError or TypeError if a part is missing or unknown, n is too large or differs between arrays, or a
         value is wrong.
@@ -296,7 +296,7 @@ _FLAG = Field((), "bool")
 
 
 def _fields_of(label: str, space: Any) -> Fields:
-    """Returns a space's Fields. Raises ValueError if it is of another kind, without a shape or a numeric dtype."""
+    """Returns a space's Fields. Raises ValueError if the space has no shape or no numeric dtype."""
     members = getattr(space, "spaces", None)
     if isinstance(members, Mapping):
         return {name: _fields_of(f"{label}[{name!r}]", member) for name, member in members.items()}
@@ -315,9 +315,9 @@ def _plain(part: Field) -> list[Any]:
 
 
 def _checked_fields(where: str, fields: Any, least: int) -> Any:
-    """Returns a copy of a Field, or of nested dicts of Fields, the outer one with at least `least` names.
+    """Returns a copy of a Field, or of nested dicts of Fields, of which the outer one has at least `least` names.
 
-    Raises ValueError or TypeError if `fields` is anything else, or two of them have one path.
+    Raises ValueError or TypeError if `fields` is anything else, or if two Fields have the same path.
     """
     checked = _checked_part(where, fields, least, 0)
     try:
@@ -370,7 +370,7 @@ def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
         try:
             with np.errstate(over="raise"):
                 fitted = array.astype(dtype)
-            if dtype.name == BFLOAT16 and (np.isinf(fitted) & np.isfinite(array)).any():  # whose casts raise nothing
+            if dtype.name == BFLOAT16 and (np.isinf(fitted) & np.isfinite(array)).any():  # its casts never raise
                 raise FloatingPointError
             return fitted
         except FloatingPointError:
@@ -381,7 +381,7 @@ def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
 
 
 def as_flag(label: str, value: Any) -> bool:
-    """Returns a bool, 0 or 1, or an array or tensor of one without axes, as a bool. Raises TypeError for all else."""
+    """Returns a bool, 0 or 1, or an array or tensor of it without axes, as a bool; otherwise raises TypeError."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     try:
@@ -398,6 +398,6 @@ def rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
     return as_field(label, _of_rows(field, rows), value)
 
 
-@lru_cache(256)  # checking the field of an array takes longer than to convert the array
+@lru_cache(256)  # a Field's checks take longer than the conversion of an array
 def _of_rows(field: Field, rows: int) -> Field:
     return Field((rows, *field.shape), field.dtype)

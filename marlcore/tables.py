@@ -1,4 +1,4 @@
-"""Tables no wider than the terminal: columns that do not fit move to a table below. A pipe gets plain text."""
+"""Tables no wider than the terminal: columns that do not fit move to a further table. A pipe gets plain text."""
 
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,8 +21,8 @@ class FittedTable:
     headline: Sequence[str]  # its parts, side by side where they fit
     label: str  # the title of the column of names
     titles: Sequence[str]  # of the columns, the most important first
-    rows: Mapping[str, Sequence[str]]  # a further table omits rows whose cells in it are all empty
-    min_width: int = 0  # of a column, which keeps it steady while its numbers grow
+    rows: Mapping[str, Sequence[str]]  # by name; a further table omits rows whose cells in it are all empty
+    min_width: int = 0  # of a column, so that columns keep their width while numbers grow
     optional: Collection[str] = ()  # titles of columns drawn only if one table fits all columns
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Unpickling that does not change classes of the program.
+"""Unpickling that does not change the program's classes.
 
-cloudpickle stores classes of `__main__` by value, and recognizes them by a number. Its function `loads` replaces the
-methods and attributes of such a class by those of the pickle, whose functions have globals of their own.
+cloudpickle stores classes of `__main__` by value, and recognizes them by a number. If the program already has such a
+class, `cloudpickle.loads` overwrites its methods and attributes with the pickle's, whose globals differ.
 """
 
 import pickle
@@ -13,11 +13,11 @@ from cloudpickle import cloudpickle
 
 
 def unpickled(data: Any, apart: bool = False) -> Any:
-    """Unpickles bytes; for a class that the program has, takes the program's class or, with `apart`, the pickle's."""
+    """Unpickles bytes. Of a class that the program already has, uses the program's; with `apart`, the pickle's."""
     return _Unpickler(data, apart).load()
 
 
-# Run directories written before these moved know them by other names.
+# Older run directories name these modules and classes by their former names.
 _MOVED = {
     "marlcore.training.config": "marlcore.config", "marlcore.training.run_input": "marlcore.run.spec",
     "marlcore.training.oracles": "marlcore.meta",
@@ -32,9 +32,9 @@ class _Unpickler(pickle.Unpickler):
         self._known: list[type] = []
 
     def find_class(self, module: str, name: str) -> Any:
-        for before, now in _MOVED.items():
-            if module.startswith(before):
-                module = f"{now}{module.removeprefix(before)}"
+        for former, current in _MOVED.items():
+            if module.startswith(former):
+                module = f"{current}{module.removeprefix(former)}"
         found = super().find_class(module, _RENAMED.get((module, name), name))
         if found in (cloudpickle._make_skeleton_class, cloudpickle._make_skeleton_enum):
             return partial(self._skeleton, found)

@@ -1,6 +1,6 @@
 """The command line: one module for each command of `marlcore`, and their shared options.
 
-A command reads options, calls the other rooms and prints. Everything it does is available from Python too.
+A command reads options, calls other packages and prints. Everything that it does is available from Python, too.
 """
 
 from .options import CommandLine

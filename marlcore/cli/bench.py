@@ -23,15 +23,15 @@ from ..tables import FittedTable, print_fitted
 from ..weights import ParameterStore
 from .options import CommandLine
 
-ROUNDS, ROUND_S = 61, 0.002  # shorter than a scheduler's slice, so that most rounds run undisturbed
+ROUNDS, ROUND_S = 61, 0.002  # a round is shorter than a scheduler's slice, so that most run undisturbed
 BATCH, STACK = 256, 4
 VECTORS, FRAMES = 200_000, 10_000
 VECTOR, FRAME = Field((4,)), Field((84, 84), "uint8")
-RECORD = 48  # bytes of a transition of VECTOR as a row of a replay
+RECORD = 48  # bytes of a row of a replay whose observations are VECTORs
 FOOTER = """\
 ratio: us / bound us. The bound is the memory copy alone, without checks and
-without the hand-over to other processes: no library gets below 1, but by
-noise. Checks and hand-over cost as much for few bytes as for many, so small
+without the hand-over to other processes: except for noise, no library gets
+below 1. Checks and hand-over cost as much for few bytes as for many, so small
 calls have large ratios; compare them by us."""
 
 Call = Callable[[], Any]
@@ -44,8 +44,8 @@ class BenchOptions:
 
     The figures are medians of rounds in which a call and its bound alternate, so that other load affects both. For
     adding, pulling and publishing, the bound is a copy of the bytes. For sampling, the bound is a copy of rows at
-    random places, whose cost is cache misses rather than bytes. The ratio is the call's time divided by its bound's.
-    The command takes under half a minute.
+    random places, which costs cache misses rather than bytes. The ratio is the call's time divided by its bound's. The
+    command takes under half a minute.
     """
 
     json: bool = False
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _measured(name: str, call: Call, bound: str, bound_call: Call) -> Row:
-    """Returns the medians of a call and of its bound, which alternate round by round."""
+    """Returns the median times of a call and of its bound, measured in alternate rounds."""
     calls, counts = (call, bound_call), []
     for timed in calls:
         timeit(timed, number=16)
@@ -92,7 +92,6 @@ def _measured(name: str, call: Call, bound: str, bound_call: Call) -> Row:
 
 
 def _of_vectors() -> Iterator[Row]:
-    """Measures calls with transitions of four floats."""
     obs, many, nothing = np.ones(4, np.float32), np.ones((BATCH, 4), np.float32), np.zeros(BATCH, np.float32)
     actions = np.zeros(BATCH, np.int64)
     with ReplayBuffer.create(TransitionSpec(VECTOR, Field((), "int64")), VECTORS) as replay:
@@ -113,7 +112,6 @@ def _of_vectors() -> Iterator[Row]:
 
 
 def _of_frames() -> Iterator[Row]:
-    """Measures calls with stacks of four frames; a replay stores each frame once."""
     frame = np.ones(FRAME.shape, np.uint8)
     with ReplayBuffer.create(TransitionSpec(FRAME, Field((), "int64")), FRAMES) as replay:
         with replay.writer() as writer:
@@ -126,7 +124,6 @@ def _of_frames() -> Iterator[Row]:
 
 
 def _of_weights() -> Iterator[Row]:
-    """Measures calls with a network of 69,124 floats in 6 tensors."""
     import torch
     from torch import nn
 
@@ -155,7 +152,7 @@ def _copies(nbytes: int) -> Call:
 
 
 def _random_rows(rows: int, nbytes: int, neighbours: int) -> Call:
-    """Returns a function that copies BATCH groups of `neighbours` adjacent rows, from places drawn in advance."""
+    """Returns a function that copies BATCH groups of `neighbours` adjacent rows from random places."""
     ring = np.ones((rows, nbytes), np.uint8)
     starts = np.random.default_rng(0).integers(rows - neighbours, size=(64, BATCH, 1))
     places = cycle((starts + np.arange(neighbours)).reshape(64, -1))

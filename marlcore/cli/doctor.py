@@ -1,7 +1,7 @@
 """`marlcore doctor`: tests the parts of this machine that marlcore needs, and gives advice on each.
 
-A check is a function that returns a Finding. Tests pass optional parameters in place of the machine's own parts. Parts
-that may be broken, such as the core, are imported within the checks.
+A check is a function that returns a Finding; tests replace the machine's parts by its optional parameters. Modules that
+may be broken, such as the core, are imported within the checks.
 """
 
 import json
@@ -25,7 +25,7 @@ from .options import CommandLine, print_table
 
 MOUNTS = Path("/proc/self/mountinfo")
 MACHINES = ("x86_64", "aarch64")
-ROWS, WARMUP = 100_000, 500  # of a default replay; without its warm-up, training never starts
+ROWS, WARMUP = 100_000, 500  # of a default replay, which must at least hold its warm-up
 ACTORS, LEARNERS = 1, 3  # of a default run
 _FAILURES = (AttributeError, ImportError, LookupError, OSError, RuntimeError, ValueError, MarlcoreError)
 _NO_TORCH = "torch is not installed, which only training needs"
@@ -39,7 +39,7 @@ Environment = Mapping[str, str]
 class Finding:
     """The result of a check."""
 
-    state: State  # warning: it works, but may be slow or small; problem: a part of marlcore does not work
+    state: State  # warning: marlcore works, but may be slow or short of memory; problem: a part of it does not work
     found: str
     advice: str = ""  # the fix, in one line
 
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
 
 
 def examine(checks: Mapping[str, Callable[[], Finding]]) -> dict[str, Finding]:
-    """Returns each check's finding by name; a check that raises becomes a problem."""
+    """Returns each check's finding by name; an error in a check becomes a problem."""
     findings = {}
     for name, check in checks.items():
         try:
@@ -80,9 +80,6 @@ def examine(checks: Mapping[str, Callable[[], Finding]]) -> dict[str, Finding]:
 
 def _one_line(error: object) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-# ---- software ----
 
 
 def check_python(system: str = sys.platform, machine: str = platform.machine()) -> Finding:
@@ -116,13 +113,10 @@ def check_packages(names: Sequence[str] = ("numpy", "numba", "torch", "cffi")) -
     return Finding("problem", "; ".join(failed), advice) if failed else Finding("ok", ", ".join(versions))
 
 
-# ---- memory ----
-
-
 def check_shared_memory(directory: Path = SHM_DIR, mounts: Path = MOUNTS, statvfs: Any = os.statvfs) -> Finding:
-    """Checks whether /dev/shm is memory, is writable, and has room for replays."""
+    """Checks whether /dev/shm is a tmpfs, is writable, and has room for replays."""
     if not directory.is_dir():
-        return Finding("problem", f"{directory} is no directory", f"mount a tmpfs at {directory}")
+        return Finding("problem", f"{directory} is not a directory", f"mount a tmpfs at {directory}")
     if not os.access(directory, os.W_OK | os.X_OK):
         return Finding("problem", f"{directory} cannot be written", "mount it read-write, with mode 1777")
     kind, status = _file_system(directory, mounts), statvfs(directory)
@@ -155,7 +149,7 @@ def check_orphans(directory: Path = SHM_DIR) -> Finding:
 
 
 def _room_for_replays(free: int) -> tuple[State, str]:
-    """Checks whether `free` bytes can hold the default replay of frames, or at least its warm-up."""
+    """Checks whether `free` bytes can hold a default replay of 84x84 frames, or at least its warm-up."""
     from ..spec import Field, TransitionSpec
     from ..transitions import RecordLayout
 
@@ -182,15 +176,12 @@ def _size(nbytes: float) -> str:
     return f"{nbytes:,.1f} GiB"
 
 
-# ---- kernel, processors and accelerators ----
-
-
 def check_feature(name: str, directory: Path = SHM_DIR) -> Finding:
     feature = FEATURES[name]
     try:
         feature.attempt(directory)
     except (OSError, MarlcoreError) as error:
-        # Without a directory to try it in, the attempt tells nothing about the kernel.
+        # In a directory that cannot be written, the attempt says nothing about the kernel.
         advice = feature.advice if os.access(directory, os.W_OK | os.X_OK) else f"first fix {directory}"
         return Finding("problem", f"{_one_line(error)}; needed: {feature.purpose}", advice)
     return Finding("ok", f"works: {feature.purpose}")
@@ -205,7 +196,7 @@ def check_processors(available: Count = cgroup.cores) -> Finding:
 
 
 def check_threads(torch: Any = None, available: Count = cgroup.cores, environ: Environment = os.environ) -> Finding:
-    """Checks whether torch starts more threads than there are processors, for programs other than `marlcore train`."""
+    """Checks whether torch starts more threads than there are processors, in programs other than `marlcore train`."""
     if (torch := torch or _torch()) is None:
         return Finding("ok", _NO_TORCH)
     count, limit = torch.get_num_threads(), max(1, int(available()))
@@ -247,7 +238,7 @@ def check_numba_cache(cache: Callable[[], Path | None] | None = None, environ: E
 
 def check_kernels() -> Finding:
     """Names the kernels that compiled networks use on this processor."""
-    from ..compiled import level, widest  # here: a broken core is another check's finding
+    from ..compiled import level, widest  # imported here, since another check reports a broken core
 
     return Finding("ok", f"{level()} for layers of up to {widest()} units; torch computes wider ones")
 
@@ -256,7 +247,7 @@ def check_gpu(torch: Any = None) -> Finding:
     """Lists the accelerators that torch can use; having none is fine."""
     if (torch := torch or _torch()) is None:
         return Finding("ok", _NO_TORCH)
-    with warnings.catch_warnings(record=True) as said:  # torch warns of a driver that does not work
+    with warnings.catch_warnings(record=True) as said:  # torch warns if a driver does not work
         warnings.simplefilter("always")
         if torch.cuda.is_available():
             names = {f"cuda:{i}": torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
@@ -274,9 +265,9 @@ def check_gpu(torch: Any = None) -> Finding:
 
 
 def check_niceness(ray: bool | None = None, environ: Environment = os.environ) -> Finding:
-    """Checks whether actors that Ray starts get their share of the cores: it gives its workers niceness 15."""
-    started = Path(environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # which `ray stop` removes
-    if not ("RAY_ADDRESS" in environ or started.exists() if ray is None else ray):
+    """Checks whether actors that Ray starts get their share of the cores: by default Ray gives them niceness 15."""
+    address = Path(environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # exists while Ray runs
+    if not ("RAY_ADDRESS" in environ or address.exists() if ray is None else ray):
         return Finding("ok", "no Ray runs here; only runs on many machines need it")
     niceness = environ.get("RAY_worker_niceness", "15")
     found = f"Ray, started from here, gives actors niceness {niceness}"

@@ -33,8 +33,8 @@ Frame = NDArray[np.uint8]  # [height, width, 3]
 class EvalOptions:
     """Play whole episodes with a run's policies, greedily; print returns with confidence intervals.
 
-    The run may still be training: the command reads its checkpoints. A run's directory is code, which this command
-    executes; see docs/security.md.
+    The run may still be training: the command reads its checkpoints. The command executes code that the run's directory
+    holds; see docs/security.md.
     """
 
     run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
 
 @contextmanager
 def episodes_shown(episodes: int) -> Iterator[Callable[[int], object]]:
-    """Shows on a terminal how many episodes have ended; the bar disappears at the end."""
+    """Shows a bar of ended episodes on a terminal; it disappears at the end."""
     silent = sys.stderr is None or not sys.stderr.isatty()
     columns = "episodes", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
@@ -96,7 +96,7 @@ def episodes_shown(episodes: int) -> Iterator[Callable[[int], object]]:
 
 
 def check_format(path: str) -> None:
-    """Checks a video's path. Raises ValueError unless it ends in .gif or .mp4, ImportError if MP4 lacks a package."""
+    """Raises ValueError unless the path is .gif or .mp4 in an existing directory; ImportError if MP4 cannot work."""
     kind = Path(path).suffix.lower()
     if not Path(path).absolute().parent.is_dir():
         raise ValueError(f"video: expected a file in a directory that exists, got {path!r}")
@@ -111,7 +111,7 @@ def check_format(path: str) -> None:
 
 
 def film(run: EvaluatedRun, seed: int) -> tuple[list[Frame], float]:
-    """Returns a greedy episode's frames, and the frame rate. Raises ValueError if the environment cannot render."""
+    """Returns a greedy episode's frames, and frames per second. Raises ValueError if the environment cannot render."""
     raw = _rendering(run.env_fn)
     camera = _Camera(raw)
     with closing(vectorize(lambda: raw, 1)) as env:
@@ -149,7 +149,7 @@ def _takes_render_mode(function: Callable[..., Any]) -> bool:
 
 
 class _Camera:
-    """Films an environment's first episode by wrapping its methods, since adapters hide the environment."""
+    """Films an environment's first episode. It wraps the environment's methods, since adapters hide the environment."""
 
     def __init__(self, env: Any) -> None:
         self.frames: list[Frame] = []

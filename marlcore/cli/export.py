@@ -1,4 +1,4 @@
-"""`marlcore export`: writes a policy of a run as a program of ONNX or TorchScript."""
+"""`marlcore export`: writes a run's policy as an ONNX or TorchScript program."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ from .options import CommandLine
 class ExportOptions:
     """Write a run's greedy policy as a program for other runtimes; print its inputs.
 
-    A run's directory is code, which this command executes; see docs/security.md.
+    The command executes code that the run's directory holds; see docs/security.md.
     """
 
     run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]

@@ -1,4 +1,4 @@
-"""The first page of a command's help: the options that most users need, drawn without tyro and torch."""
+"""The first page of a command's help: the options that most users need, shown without importing tyro and torch."""
 
 import shutil
 import textwrap
@@ -16,7 +16,7 @@ def first_page(usage: str, about: str, options: Mapping[str, Any], more: str) ->
     """Returns the page.
 
     Args:
-        options: the dataclass that has the option as a field, and the value without the option, by dotted name.
+        options: by dotted name, the dataclass object that has the option as a field, whose value is the default.
         more: how to see all options.
     """
     width = min(shutil.get_terminal_size().columns, _WIDEST)

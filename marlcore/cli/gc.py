@@ -1,4 +1,4 @@
-"""`marlcore gc`: removes segments that no living process holds and caches of kernels that nothing uses any more."""
+"""`marlcore gc`: removes segments that no live process holds, and caches of kernels that are no longer used."""
 
 import os
 import shutil
@@ -16,12 +16,12 @@ from .options import CommandLine, print_table
 
 @dataclass(frozen=True)
 class GcOptions:
-    """Remove segments in /dev/shm that no living process holds, as proved by a kernel lock, and stale kernel caches.
+    """Remove segments in /dev/shm that no live process holds, as kernel locks prove, and stale kernel caches.
 
     A cache of compiled kernels is stale if the installation that made it is gone or has changed its version or sources
     since, or if no program has used the cache for 90 days.
 
-    On a terminal the command draws a table. Elsewhere it prints a line for each segment with tab-separated fields:
+    On a terminal the command draws a table. Otherwise it prints a line for each segment with tab-separated fields:
     "removed", "orphaned" (with --dry-run) or "kept"; bytes; seconds since the last write that the file system recorded;
     name; the holders' process ids, separated by commas, or "-". The line of a stale cache has the seconds since the
     cache's last use, and its path as name. The last line is "total", the bytes removed or orphaned, and the number of
@@ -41,7 +41,7 @@ def main(arguments: list[str], directory: Path = SHM_DIR) -> int:
     rows: list[tuple[str, ...]] = []
     for file in files:
         age, held_by = max(0, round(now - file.written)), ",".join(map(str, pids.get(file.inode, []))) or "-"
-        name = ascii(file.name)[1:-1]  # a file name may contain anything, even newlines
+        name = ascii(file.name)[1:-1]  # a file name may contain newlines
         rows.append(("kept" if file.held else verb, str(file.nbytes), str(age), name, held_by))
     freed = [file.nbytes for file in files if not file.held]
     caption = f"{verb}: {len(freed)} of {len(files)} segments"
@@ -58,11 +58,11 @@ def main(arguments: list[str], directory: Path = SHM_DIR) -> int:
 
 
 def holders(directory: Path, inodes: Collection[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
-    """Returns the processes that have a directory's files open, as /proc shows, by (device, inode) of the file."""
+    """Returns, by (device, inode), the ids of the processes that have these files of the directory open."""
     pids: dict[tuple[int, int], set[int]] = {}
     for link in glob("/proc/[0-9]*/fd/*") if inodes else ():
-        with suppress(OSError):  # closed meanwhile, or of another user's process
-            # The link first: stat of an unrelated file could block on a network file system.
+        with suppress(OSError):  # closed meanwhile, or another user's process
+            # The link first, since stat of an unrelated file could block on a network file system.
             if os.readlink(link).startswith(f"{directory}/"):
                 status = os.stat(link)
                 pids.setdefault((status.st_dev, status.st_ino), set()).add(int(link.split("/")[2]))

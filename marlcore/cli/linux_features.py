@@ -1,4 +1,4 @@
-"""Tries each kernel feature that marlcore needs, since a sandbox may lack features that the kernel's version has.
+"""Tries each kernel feature that marlcore needs: a sandbox may lack features that the kernel has.
 
 An attempt is a function of the segments' directory. It raises OSError or MarlcoreError if the feature does not work,
 and imports the core only when called, since the core may be broken.
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class Feature(NamedTuple):
-    """A feature that the kernel must have: an attempt to use it, marlcore's use of it, and the fix if it is missing."""
+    """A feature that the kernel must have: an attempt to use it, its purpose in marlcore, and advice without it."""
 
     attempt: Callable[[Path], None]
     purpose: str
@@ -56,7 +56,7 @@ def try_allocation(directory: Path) -> None:
 
 
 def try_locks(directory: Path) -> None:
-    """Tries locks owned by an open file description."""
+    """Tries locks that an open file description owns."""
     from ..memory import is_locked, try_lock
 
     with tempfile.TemporaryFile(dir=directory) as file:
@@ -93,7 +93,7 @@ def try_pidfd(directory: Path) -> None:
         raise OSError("this Python was built without os.pidfd_open")
     with os.fdopen(os.pidfd_open(os.getpid())) as pidfd:
         if select.select([pidfd], [], [], 0)[0]:
-            raise OSError("a living process is reported as ended")
+            raise OSError("a live process is reported as ended")
 
 
 _TMPFS = "mount a tmpfs at /dev/shm"

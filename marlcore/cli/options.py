@@ -1,6 +1,6 @@
 """A command's options: the fields of a dataclass, whose docstrings are the help.
 
-tyro draws the help, but does not parse the options: it would report a wrong option in a box and not in one line.
+tyro draws the help, but does not parse the options, since it reports a wrong option in a box instead of one line.
 """
 
 import inspect
@@ -21,11 +21,11 @@ T = TypeVar("T")
 Refuse = Callable[[str], str]
 
 _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
-TEXT = "a value"  # expected by types that take any word
+TEXT = "a value"  # the expected value of types that take any word
 
 
 class CommandLine:
-    """The words of a command, by option: --name WORD ..., --name=WORD, --flag or --no-flag."""
+    """A command's words by option. An option is --name WORD ..., --name=WORD, --flag or --no-flag."""
 
     def __init__(self, command: str, arguments: list[str]) -> None:
         self.words: dict[str, list[str]] = {}  # by name of an option, with underscores
@@ -47,11 +47,11 @@ class CommandLine:
                 words.append(argument)
 
     def word(self, name: str) -> str | None:
-        """Returns the first word of an option; None without the option."""
+        """Returns the first word of an option; None if the option is missing or has no word."""
         return next(iter(self.words.get(name, ())), None)
 
     def parse(self, kind: type[T], positional: str = "") -> T:
-        """Returns the options as a dataclass. Raises as `read` does, and SystemExit after --help was shown."""
+        """Returns the options as a dataclass. Raises as `read` does; SystemExit after showing the help, if asked."""
         if self.asks_for_help:
             self.show_help(kind, single_flags=True)
         values = self.read(hints_of(kind), positional)
@@ -63,7 +63,7 @@ class CommandLine:
     def read(
         self, hints: Mapping[str, Any], positional: str = "", refuse: Refuse = "unknown option {}".format
     ) -> dict[str, Any]:
-        """Returns the options' values by name. Raises ValueError, with the text of `refuse` for an unknown option.
+        """Returns the options' values by name. Raises ValueError for an unknown option (in `refuse`'s words) or value.
 
         The option `positional` gets the first word that belongs to no option.
         """
@@ -74,7 +74,7 @@ class CommandLine:
             positive = f"{section}{dot}{last.removeprefix('no_')}"
             if name in hints:
                 members = _members(hints[name])
-                alone = members == (bool,) or not words  # a word after a plain flag is no value of it
+                alone = members == (bool,) or not words  # a word after a plain flag is not its value
                 is_flag = _may_be_flag(hints[name]) and alone and name not in self._joined
                 used = len(words) if any(_form(member).many for member in members) else int(not is_flag)
                 values[name] = True if is_flag else _read(name, hints[name], words[:used])
@@ -124,7 +124,6 @@ class CommandLine:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """Returns the types that an annotation allows."""
     kind, inside = get_origin(hint), get_args(hint)
     if kind is Annotated:
         return _members(inside[0])
@@ -139,7 +138,7 @@ def _may_be_flag(hint: Any) -> bool:
 
 
 class _Form(NamedTuple):
-    """A way to read words as a type: the type's name in errors, a function, and whether it takes several words."""
+    """How to read words as a type: what errors call the type, a function, and whether it takes several words."""
 
     expected: str
     read: Callable[..., Any]
@@ -177,10 +176,10 @@ def _form(kind: Any) -> _Form:
 
 
 def _read(label: str, hint: Any, words: Sequence[str]) -> Any:
-    """Reads words as a value of an allowed type, as text if no other type fits. Raises ValueError if none fits."""
+    """Reads words as a value of an allowed type, text last. Raises ValueError if they are of no allowed type."""
     forms = [*map(_form, _members(hint))]
     for form in sorted(forms, key=lambda form: form.expected == TEXT):
-        with suppress(ValueError, KeyError, TypeError):  # TypeError: more or fewer words than the type takes
+        with suppress(ValueError, KeyError, TypeError):  # TypeError: the type takes another number of words
             return form.read(*words)
     got = "none" if not words else brief(words[0] if len(words) == 1 else words)
     raise ValueError(f"{label}: expected {' or '.join(form.expected for form in forms)}, got {got}")
@@ -192,7 +191,7 @@ def _whole(word: str) -> int:
 
 
 def option_of(name: str) -> str:
-    """Returns the option, as it is typed, of a field's dotted name."""
+    """Returns the option, such as --learner.n-step, for a field's dotted name."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -201,7 +200,7 @@ def print_table(
 ) -> None:
     """Prints a table of rows with a caption; `columns` maps each column's title to its justification.
 
-    Off a terminal, on a very narrow one, or without rich, it writes only the rows and any total, separated by tabs.
+    Without a terminal or rich, or on a very narrow terminal, prints only the rows and the total, separated by tabs.
     """
     rows = [[*map(printable, row)] for row in rows]
     narrow = shutil.get_terminal_size().columns < 10 * len(columns)

@@ -23,7 +23,7 @@ from ..record import agent_order, has_ended, is_address
 from ..tables import FittedTable, print_fitted
 from .options import CommandLine
 
-COLUMNS = {  # the table's columns, the most important first; key of a worker's figures: format
+COLUMNS = {  # the table's columns, the most important first, as keys of a worker's figures: their formats
     "state": "",
     "steps_per_s": ",.0f",
     "updates_per_s": ",.0f",
@@ -50,7 +50,7 @@ OF_NODES = {  # further columns for a run on a cluster
     "lease_age_s": ".2f",
 }
 RETURNS = 100  # episodes in an agent's mean return
-POLL_S = 0.2  # between looks for a run that is about to start
+POLL_S = 0.2  # seconds between searches for a run that is about to start
 REPORTED = ("policy_lag_p50", "policy_lag_p99", "lapped", "redrawn", "waited_s")
 
 
@@ -59,8 +59,8 @@ class TopOptions(Declared):
     """Show a live run: each process's rates and restarts, each policy's updates and samples, each agent's returns.
 
     The command waits for a run that is about to start; Ctrl-C ends the command. The return is the mean of an agent's
-    last 100 episodes. The replay ratio is the number of transitions drawn per transition written. Policy lag, as of the
-    learner's last report, is the number of versions of the weights by which a batch's rows are behind. Lapped rows,
+    last 100 episodes. The replay ratio is the number of transitions drawn per transition written. Policy lag is the
+    number of versions of the weights by which a batch's rows were behind in the learner's last report. Lapped rows,
     redrawn rows and seconds waited are counted from the learner's start. A worker that is "down" has no process: it has
     taken all its steps, or it failed and is about to be restarted.
 
@@ -68,15 +68,15 @@ class TopOptions(Declared):
     in milliseconds until a row arrives, the versions by which the node's weights are behind, messages in flight, rows
     lost in gaps, and the seconds since its last message.
 
-    A terminal too narrow for one table shows several, without the pids; --json has every figure. Off a terminal the
-    tables are columns with tabs between them. With --once, a run that is not live yet is an error: "run_dir: expected
-    one live run, got none of 'runs/two'"; without it, the command waits.
+    A terminal too narrow for one table shows several, without the pids; --json has every figure. Without a terminal,
+    tables are printed as columns with tabs between them. With --once, a run that is not live yet is an error: "run_dir:
+    expected one live run, got none of 'runs/two'"; without it, the command waits.
     """
 
     run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[RUN]")]] = ""
     """Directory of the run; may be omitted if only one run is live."""
     once: bool = False
-    """Show one table of a run that is live, and exit."""
+    """Show one table of a live run, and exit."""
     json: bool = False
     """Print lines of JSON instead of tables."""
     interval: Annotated[float, Number(0.05)] = 1.0
@@ -113,15 +113,15 @@ class WatchedRun:
 
     def __init__(self, control: Control) -> None:
         self.about = control.about
-        self.policy_of: dict[str, str] = self.about["learners"]  # empty where a learner trains its share of policies
+        self.policy_of: dict[str, str] = self.about["learners"]  # by learner; "" if it may train several policies
         self._nodes: list[str] = self.about.get("nodes", [])
         self._control = control
         self._parent = Path(f"/proc/{self.about['pid']}")
         self._telemetry = Telemetry.watch(SegmentHandle(**self.about["telemetry"]))
         self._newest: dict[str, dict[str, float]] = {}
         self._returns: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RETURNS))
-        self._before: dict[tuple[str, str], tuple[float, int]] = {}  # time and value of each count
-        self.figures()  # rates are since now
+        self._last: dict[tuple[str, str], tuple[float, int]] = {}  # time and value of each count in the last figures
+        self.figures()  # rates count from now
 
     def close(self) -> None:
         self._telemetry.close()
@@ -174,20 +174,20 @@ class WatchedRun:
     def _of_policy(self, name: str, steps: int) -> dict[str, Any]:
         about, newest = self.about["policies"][name], self._newest.get(name, {})
         figures = self._counted("updates", f"of {name}", self._control.tallies[name].load(UPDATES))
-        if about["batch_size"]:  # a queue is no replay
+        if about["batch_size"]:  # 0 if the policy reads a queue
             figures["replay_ratio"] = figures["updates"] * about["batch_size"] / max(about["share"] * steps, 1.0)
         return figures | {label: newest[label] for label in REPORTED if label in newest}
 
     def _counted(self, what: str, owner: str, count: int) -> dict[str, Any]:
         """Returns a count and its rate since the last call of `figures`."""
         now = time.monotonic()
-        since, earlier = self._before.get((what, owner), (now, count))
-        self._before[what, owner] = now, count
-        return {what: count, f"{what}_per_s": (count - earlier) / max(now - since, 1e-9)}
+        last, last_count = self._last.get((what, owner), (now, count))
+        self._last[what, owner] = now, count
+        return {what: count, f"{what}_per_s": (count - last_count) / max(now - last, 1e-9)}
 
 
 def _find(run_dir: str, once: bool) -> WatchedRun:
-    """Returns the live run of `run_dir`, or the only live one; waits for it unless `once`. Raises ValueError."""
+    """Returns the live run of `run_dir`, or else the only one; waits for it unless `once`. Raises ValueError."""
     if is_address(run_dir):
         raise ValueError(f"run_dir: expected the run's directory on this machine, got {run_dir!r}")
     notified = False
@@ -210,13 +210,12 @@ def _find(run_dir: str, once: bool) -> WatchedRun:
 
 
 def _live(run_dir: str) -> list[WatchedRun]:
-    """Returns the live runs, or only those of `run_dir` if given."""
     wanted = str(Path(run_dir).resolve()) if run_dir else ""
     runs: list[WatchedRun] = []
     for path in sorted(SHM_DIR.glob(Control.files)):
         try:
             run = WatchedRun(Control.watch(path))
-        except (MarlcoreError, TypeError, KeyError):  # gone, of another user, or not a run's
+        except (MarlcoreError, TypeError, KeyError):  # the segment is gone, another user's, or not a run's
             continue
         if run.alive and wanted in ("", run.about["run_dir"]):
             runs.append(run)
@@ -226,7 +225,7 @@ def _live(run_dir: str) -> list[WatchedRun]:
 
 
 def _table(figures: dict[str, Any], policy_of: Mapping[str, str]) -> FittedTable:
-    """Makes a headline for the run, and rows for workers, for policies that share a learner, and for other agents."""
+    """Makes a table with the run as headline, and rows of workers, of policies that share a learner, and of agents."""
     headline = [
         figures["run_dir"],
         f"{figures['steps']:,} of {figures['total_steps']:,} steps",

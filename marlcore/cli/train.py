@@ -16,7 +16,7 @@ from ..run import train as run
 from .first_page import first_page
 from .options import CommandLine, option_of, print_table
 
-FIRST_OPTIONS = (  # that most runs need
+FIRST_OPTIONS = (  # the options that most runs need
     *("env", "algo", "preset", "total_steps", "updates_per_step", "seed", "seeds", "run_dir"),
     *("actor.processes", "actor.envs", "learner.device", "learner.gamma", "learner.batch_size", "replay.capacity"),
 )
@@ -27,7 +27,7 @@ class TrainOptions:
     """Train every agent of an environment at once, each with its own replay, weights and learner.
 
     `marlcore train --resume RUN [--trust]` continues an earlier run instead, from its last checkpoints; other options
-    change its settings. It executes what the run's config.json names.
+    change its settings. It executes code that the run's config.json names.
     """
 
     env: str = "treasure_hunt"
@@ -42,7 +42,7 @@ class TrainOptions:
     parallel: int = 1
     """Number of the runs of --seeds that train at a time."""
     init_from: str | None = None
-    """A run's directory or a checkpoint, from whose weights the policies start."""
+    """A run's directory or a checkpoint, with whose weights the policies start."""
     init_strict: bool = True
     """Refuse weights that do not fit the network; --no-init-strict leaves them out."""
     preset: str | None = None
@@ -59,7 +59,7 @@ class ResumeOptions:
     An option of a setting or of the run's algorithm, such as --total-steps, --actor.processes or
     --algorithm.learning-rate, changes this setting; settings on which the checkpoints depend cannot be changed.
 
-    A run's directory is code: this command imports and calls what its config.json names. See docs/security.md.
+    The command executes code that the run's config.json names; see docs/security.md.
     """
 
     resume: str
@@ -102,13 +102,13 @@ def main(arguments: list[str]) -> int:
 
 
 def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
-    """Returns the run's directory, its environment, and its algorithm and settings as changed by the options."""
+    """Returns the run's directory, its environment, and its algorithm and settings, changed by the options."""
     if line.asks_for_help:
         line.show_help(ResumeOptions, single_flags=True)
     hints = hints_of(ResumeOptions) | hints_of(Config) | hints_by_policy(line.words)
     del hints["run_dir"]
-    # Reading the run, which executes code, tells the types of its algorithm's options; so misspelt options are
-    # refused before that.
+    # The types of the algorithm's options are known only once the run was read, which executes code. So unknown options
+    # are refused before.
     of_algorithm = {name: tuple[str, ...] for name in line.words if name.startswith("algorithm.")}
     values = line.read(hints | of_algorithm, refuse="--resume takes no {}".format)
     options = ResumeOptions(**_popped(values, hints_of(ResumeOptions)))
@@ -119,18 +119,17 @@ def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
         of_algorithm = hints_of(type(algorithm), "algorithm.")
         values = line.read(hints | of_algorithm, refuse=f"{{}} is no option of {type(algorithm).__name__}".format)
         algorithm = changed(algorithm, _popped(values, of_algorithm, "algorithm."))
-        _popped(values, hints_of(ResumeOptions))  # which were read above
-    moved = {"run_dir": None}  # since its directory may lie elsewhere than config.json says
+        _popped(values, hints_of(ResumeOptions))
+    moved = {"run_dir": None}  # the directory may have been moved since config.json was written
     return options.resume, env, algorithm, config.changed(values | moved)
 
 
 def _popped(values: dict[str, Any], names: Iterable[str], prefix: str = "") -> dict[str, Any]:
-    """Removes the values of these names from `values`; returns them by name without the prefix."""
+    """Removes items from `values`, and returns them by name without the prefix."""
     return {name.removeprefix(prefix): values.pop(name) for name in names if name in values}
 
 
 def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
-    """Returns the options of the command itself, the environment, the algorithm and the settings."""
     settings = _chosen_settings(line)
     if line.asks_for_help and line.word("help") is None:
         sys.stdout.write(_first_page(settings))
@@ -169,7 +168,7 @@ def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
 
 
 def _chosen_settings(line: CommandLine) -> Settings:
-    """Reads the settings of a preset or a file, or the defaults. Raises ValueError if both are given, or invalid."""
+    """Returns the settings of the preset or file that is given, or defaults. Raises ValueError if both are given."""
     file, preset = line.word("settings"), line.word("preset")
     if file and preset:
         raise ValueError(f"settings: expected none with --preset {preset}, got {file!r}")
@@ -195,7 +194,6 @@ def _topics() -> list[str]:
 
 
 def _show_topic(line: CommandLine, topic: str, algorithm: Any, config: Config) -> None:
-    """Shows the options of a section, or of the algorithm. Raises ValueError if there is no such section."""
     if topic not in _topics():
         raise ValueError(f"help: expected {listed(('all', *_topics()))}, got {brief(topic)}")
     section = algorithm if topic == "algorithm" else getattr(config, topic)

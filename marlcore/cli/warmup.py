@@ -22,6 +22,6 @@ def main(arguments: list[str]) -> int:
     jit.announced()
     seconds = warm_up(planning.warm_up)
     if jit.cache_directory() is None:
-        return 1  # the reason was printed
+        return 1  # the reason was printed above
     sys.stdout.write(f"kernels compiled in {seconds:.1f} s; they are kept in {jit.cache_directory()}\n")
     return 0

@@ -1,9 +1,9 @@
-"""Bookings: an ingest's record of the rows that each target lane has taken; the record survives the ingest's death.
+"""Bookings: an ingest's record of the rows that each target lane has taken, which survives the ingest's death.
 
 Each lane has a cache line of words: `turn`, whose lowest bit selects the valid half, and two halves, each with the four
 fields of a `Booking`. The holder of the lane's writer lock writes the invalid half; then a single store of `turn` makes
-that half valid. A ticket is a row's number in its lane. Rows that arrive in order change no booking: the sender's next
-ticket follows from the number of rows that are committed in the target lane.
+that half valid. A ticket is a row's number in its lane. Rows that arrive in order change no booking, since the sender's
+next ticket is computed from the number of rows committed in the target lane.
 """
 
 from dataclasses import astuple, dataclass

@@ -1,8 +1,8 @@
 """The ingest: takes messages of rows from relays, and writes each row once to its lane in the learner's memory.
 
 A lane's cursor is the sender's next ticket: the offset in the lane's booking plus the number of rows committed in the
-lane (see bookings.py). So a message that continues at the cursor changes no booking: the commit of the message's rows
-moves the cursor. Only a new epoch or a gap changes a booking, before any later row is written.
+lane (see bookings.py). So committing the rows of a message moves the cursor. Only a new epoch or a gap changes a
+booking, before any later row is written.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,19 +25,19 @@ from .bookings import Booking, Bookings
 from .message import Message
 
 LIMIT = 1 << 62  # of tickets
-ORDER_S = 0.01  # the longest time for which a message waits for the one before it, which another thread delivers
+ORDER_S = 0.01  # seconds that a message may wait for an earlier one, which another thread delivers
 
 Ints = NDArray[np.int64]
 
 
 class _Sender:
-    """A seat's sender: the seat's lanes and newest epoch, whether all lanes are booked to that epoch, and a lock."""
+    """A seat's sender: the seat's lanes and newest epoch, whether all lanes are booked to this epoch, and a lock."""
 
     def __init__(self, lanes: Sequence[int], bookings: Bookings) -> None:
         self.lanes = np.array(lanes)
         epochs = {bookings.load(lane).epoch for lane in lanes}
         self.epoch = max(epochs)
-        self.is_open = len(epochs) == 1  # an ingest may have died between two lanes
+        self.is_open = len(epochs) == 1  # False if an ingest died between booking two lanes
         self.turn = Condition()
 
 
@@ -65,9 +65,9 @@ class Ingest(Closing):
         bookings = mc.cluster.Bookings.create(replay.lanes)
         ingest = mc.cluster.Ingest(replay, bookings, seats=[range(0, 8), range(8, 16)])
 
-    Each seat has one sender at a time: the replay or queue of a node, whose rows a relay sends. The ingest's process
-    may be killed at any moment: a new ingest with the same target and bookings continues at the same row. Any thread
-    may call `open` and `put`; calls for one seat run one after another.
+    Each seat has one sender at a time: the replay or queue of a node, whose rows a relay sends. If the ingest's process
+    is killed, at any moment, a new ingest with the same target and bookings continues at the same row. Any thread may
+    call `open` and `put`; calls for one seat run one after another.
 
     Attributes:
         stats: the counters, an IngestStats.
@@ -87,9 +87,9 @@ class Ingest(Closing):
             target: the replay or queue to write to. A queue that drops its newest rows is refused.
             bookings: the bookings of the target's lanes.
             seats: for each seat, the target's lanes that take the rows of the sender's lanes 0, 1, ...
-            holds: holds(seat, epoch) returns whether this epoch still has the seat's lease. None: a seat's newest
-                epoch always has the lease.
-            wait_seconds: the longest time that a `put` waits for room in a queue, or for a limiter.
+            holds: holds(seat, epoch) returns whether this epoch still has the seat's lease; by default, a seat's newest
+                epoch always has it.
+            wait_seconds: seconds that a `put` may wait for room in a queue, or for a limiter.
 
         Raises:
             LaneBusy: a lane has a living writer, such as another ingest.
@@ -118,7 +118,7 @@ class Ingest(Closing):
 
         Args:
             seat: the seat's number, from 0.
-            epoch: the number of the sender's incarnation, at least 1; a higher epoch replaces a lower one for ever.
+            epoch: the sender's number among those of its seat, at least 1; a higher one replaces lower ones for good.
             lanes: the number of lanes of the sender's replay or queue.
             spec: the `to_dict()` of the TransitionSpec of the sender's replay or queue.
 
@@ -147,8 +147,8 @@ class Ingest(Closing):
     def put(self, message: NDArray[np.uint8]) -> bool:
         """Writes those rows of a message that are not written yet; see message.py for the format.
 
-        Returns: True if all rows are written now. False if some rows found no room within `wait_seconds`, or if an
-            earlier message is missing; the relay then calls `open` again, and continues at the returned tickets.
+        Returns: True if all rows are written now. False if there was no room for some rows within `wait_seconds`, or if
+            an earlier message is missing; the relay then calls `open` again, and continues at the returned tickets.
 
         Raises: Fenced: another epoch holds the seat. ValueError: the message is malformed. Neither writes a row.
         """
@@ -221,7 +221,7 @@ class Ingest(Closing):
         raise Fenced(why)
 
     def _skip(self, lane: int, ticket: int) -> None:
-        """Skips rows that the sender has lost: after a seam, the lane continues at the sender's ticket `ticket`."""
+        """Skips rows that the sender has lost: notes a seam, after which the lane continues at its `ticket`."""
         booking, lost = self._bookings.load(lane), ticket - int(self._next[lane])
         committed = int(self._committed[lane])
         self._book(lane, replace(booking, offset=ticket - committed, seam=committed, lost=booking.lost + lost))

@@ -1,8 +1,8 @@
-"""Leases record which incarnation of a node, its epoch, holds each seat. Rows of earlier epochs are refused.
+"""Leases record which holder of each seat, numbered by its epoch, is the present one. Rows of others are refused.
 
 The table, in shared memory, has a cache line of words for each seat. One process, the controller, writes the table. An
-ingest loads one word to learn whether it may take an epoch's rows. To fence a holder is to end its lease. The silence
-of a holder is measured by the clock of the table's machine alone.
+ingest loads one word to check whether it may take an epoch's rows. Fencing a holder ends its lease. The silence of a
+holder is measured only by the clock of the table's machine.
 
 Why this is sound (csrc/test/spin/lease.pml): the word that the ingest checks is the holder's epoch itself; fencing is a
 single store; an epoch never returns; and an ingest finishes a message before it takes a message of a later epoch.
@@ -15,18 +15,18 @@ from ..declared import Number
 from ..errors import MarlcoreError
 from ..memory import LINE, File, Segment, Shared, Words
 
-# Words of a seat's line: the last epoch; the epoch that holds the seat, or 0; the time at which the holder was last
-# heard; in a copy of another table, the last epoch that ended there
+# Words of a seat's line: the last epoch; the epoch that holds the seat, or 0; the time when the holder was last heard;
+# in a copy of the controller's table, the last ended epoch
 _EPOCH, _HOLDER, _HEARD, _ENDED = range(4)
 _WRITER_LOCK = 1  # a byte of the file
 _MOST_SEATS = 2**20
 
 
 class Leases(Shared):
-    """A table that tells which epoch holds each seat of a run, and how long the holder has been silent.
+    """A table of the epoch that holds each seat of a run, and of the time for which the holder has been silent.
 
     Only the process that creates the table may write to it, from one thread at a time. Ingests on the same machine
-    attach by `watch(handle)`, and call `check`. The holders of a seat are numbered from 1 on; these numbers are their
+    attach by `watch(handle)`, and call `check`. The holders of a seat are numbered from 1; these numbers are their
     epochs. An epoch that has ended never holds the seat again.
 
     Attributes:
@@ -59,7 +59,7 @@ class Leases(Shared):
         return table
 
     def grant(self, seat: int) -> int:
-        """Leases a free seat to a new holder. The time of the holder's silence counts from now.
+        """Leases a free seat to a new holder, whose silence counts from now.
 
         Returns: the new holder's epoch.
 
@@ -75,7 +75,7 @@ class Leases(Shared):
         return epoch
 
     def renew(self, seat: int, epoch: int) -> bool:
-        """Notes that the holder was heard just now. Returns False if its epoch has ended; the holder must then stop."""
+        """Notes that the holder was heard. Returns False if its epoch has ended; the holder must then stop."""
         words = self._written(seat)
         holds = epoch > 0 and words.load(_HOLDER) == epoch
         if holds:
@@ -83,7 +83,7 @@ class Leases(Shared):
         return holds
 
     def fence(self, seat: int) -> bool:
-        """Ends the lease of a lost holder: ingests take no more rows from it. Returns False if the seat was free."""
+        """Ends the lease of a lost holder, from which ingests then take no rows. Returns False if the seat was free."""
         words = self._written(seat)
         was_held = words.load(_HOLDER) != 0
         words.store(_HOLDER, 0)
@@ -92,8 +92,8 @@ class Leases(Shared):
     def expire(self) -> list[int]:
         """Fences each seat whose holder was silent for `lease_seconds`; call it several times per `lease_seconds`.
 
-        Between two calls, at most half of `lease_seconds` counts as silence. So a controller that was itself stopped
-        for a while can first read the messages that wait.
+        Between two calls, at most half of `lease_seconds` counts as silence, so that a controller that was itself
+        stopped can first read the waiting messages.
 
         Returns: the fenced seats.
         """
@@ -123,7 +123,7 @@ class Leases(Shared):
         self._written(seat).store(_ENDED, ended)
 
     def allows(self, seat: int, epoch: int) -> bool:
-        """Returns whether an epoch has not ended, by a copy of the controller's table; see `follow`."""
+        """Returns whether an epoch has not ended, in a copy of the controller's table; see `follow`."""
         return epoch > self._line(seat).load(_ENDED)
 
     def epoch(self, seat: int) -> int:

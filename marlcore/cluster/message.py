@@ -1,10 +1,10 @@
-"""A message of rows is one array of bytes, so that a transport neither pickles nor copies its parts.
+"""A message of rows: one array of bytes, so that a transport neither pickles nor copies its parts.
 
     head: MAGIC, seat, epoch, number of spans, bytes of rows, whether the rows are compressed (int64 each)
     spans, int64 [n, 4]: lane of the sender, after, first ticket, number of rows; see mc_span in csrc/api.h
     rows: the spans' rows, one span after another; see csrc/rows.c
 
-The sender has sent or lost every row before the ticket `after`; so the ingest can tell a gap from a missing message.
+The sender has sent or lost every row before the ticket `after`. So the ingest can tell gaps from missing messages.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Message:
 
     @classmethod
     def of(cls, message: Bytes) -> "Message":
-        """Parses an array of bytes. Raises ValueError if the array is no message."""
+        """Parses an array of bytes. Raises ValueError if the array is not a message."""
         if message.dtype != np.uint8 or message.ndim != 1 or len(message) < 8 * HEAD_WORDS:
             raise ValueError(f"message: expected bytes, uint8 [n], got {message.dtype} {message.shape}")
         if message.ctypes.data % 8:
@@ -50,7 +50,7 @@ class Message:
         return cls(seat, epoch, spans, message[begin:], row_bytes, bool(compressed))
 
     def plain_rows(self) -> Bytes:
-        """Returns the decompressed bytes of the rows. Raises ValueError if the head has another number of bytes."""
+        """Returns the decompressed bytes of the rows. Raises ValueError if they are not as many as the head says."""
         rows = self.rows
         if self.compressed:
             rows = np.frombuffer(codec().decompress(rows.data, uncompressed_size=self.row_bytes), np.uint8)

@@ -1,4 +1,4 @@
-"""Weights between nodes: a porter, beside the learner, copies weights out of the learner's store (the home store).
+"""Weights between nodes: a porter, on the learner's node, copies weights out of the learner's store (the home store).
 
 On another node, a mirror keeps its own store at the newest version of the home store. A row is one version of weights.
 """
@@ -16,19 +16,19 @@ from ..declared import Number
 from ..errors import TimedOut
 from ..weights import Mode, ParameterStore
 
-_ASK_S = 0.5  # the longest time for which a porter waits for newer weights; `close` waits for the answer
-_RETRY_S = 0.1  # between attempts to reach a lost porter
+_ASK_S = 0.5  # seconds that a porter waits for newer weights before it answers; `close` waits for the answer
+_RETRY_S = 0.1  # seconds between attempts to reach a lost porter
 
 
 class Porter:
-    """Gives out a store's newest row of weights, or every row; copies a row once, however many nodes request the row.
+    """Gives out a store's newest row of weights, or every row; copies a row once, however many nodes ask for it.
 
     Many threads may call the methods at once. A mirror in the same process takes a Porter as its link.
 
     Args:
         store: the home store.
         put: copies a row, read-only uint8 [layout.nbytes], out of shared memory; `fetch` returns the result of `put`.
-        every: give out each version that the store still holds, in order, instead of the newest alone.
+        every: whether to give out each version that the store still holds, in order, instead of only the newest.
 
     Attributes:
         version: the version of the last copy; 0 before the first.
@@ -72,7 +72,7 @@ class Porter:
 
 
 class WeightsSource(Protocol):
-    """A `Porter`, or a link to a porter. Both methods raise ConnectionError while the porter cannot be reached."""
+    """A `Porter`, or a link to one. Its methods raise ConnectionError while the porter cannot be reached."""
 
     def describe(self) -> dict[str, Any]: ...
     def fetch(self, newer_than: int, timeout: float) -> Any: ...
@@ -82,13 +82,13 @@ class Mirror(Closing):
     """Keeps a store on this node that has the versions of a home store on another node; a context manager.
 
     Whenever the home store has a newer version, a thread fetches the newest row (or every row, if the porter has
-    `every=True`), and publishes the row here under the same version. Actors on this node subscribe to `store` as to any
+    `every=True`), and publishes it here under the same version. Actors on this node subscribe to `store` as to any
     other store. While the porter cannot be reached, the thread keeps trying until `close`.
 
     Args:
         link: the link to the home store's porter.
         mode: the number of slots of `store`, by name or as a number, as in `ParameterStore.create`; at least two.
-        sync_seconds: the least time between two fetches; 0: no pause.
+        sync_seconds: least seconds between two fetches.
         timeout: seconds to wait for the porter's description of the home store.
         description: the home store's description, if the caller has it; the porter may then start later.
         name: part of the name of the store's segment.
@@ -131,15 +131,14 @@ class Mirror(Closing):
         return self.store.version
 
     def check(self) -> None:
-        """Raises the exception that ended the thread, if any: the porter failed, or sent something other than a row."""
+        """Raises the exception that ended the thread, if any: the porter failed, or did not send a row."""
         if self._failure is not None:
             raise self._failure
 
     def move(self, link: WeightsSource) -> None:
         """Switches to the porter of another store of the same layout.
 
-        After the return, no row of the earlier store arrives. The rows here stay until a row of a higher version
-        arrives.
+        From now on, no row of the earlier store arrives. The present rows stay until a row of a higher version arrives.
         """
         with self._moving:
             self._link = link
@@ -176,7 +175,6 @@ class Mirror(Closing):
                 self._failure = error
 
     def _fetch(self, link: WeightsSource) -> bool:
-        """Asks the porter for a newer row and publishes that row; returns whether a row was published."""
         try:
             row = link.fetch(self.store.version, _ASK_S)
         except ConnectionError:

@@ -1,7 +1,7 @@
 """Rows and weights over Ray: the actors that host ingests and porters, and the links of relays and mirrors to them.
 
-A small message travels with the call. A larger message, and each row of weights, is put into Ray's object store, from
-which other processes read it without a copy; nodes that have fetched a row serve it to others.
+A small message is an argument of the call. A larger message, and each row of weights, is put into Ray's object store,
+from which other processes read it without a copy; nodes that have fetched a row serve it to others.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from .ingest import Ingest, IngestStats
 from .mirror import Porter
 from .relay import INLINE_BYTES
 
-_WATCH_S = 1.0  # the longest wait for a newer version, after which mirrors ask again
-_ANSWER_S = 30.0  # added to a mirror's own timeout: for the answer, and for the row's transfer
+_WATCH_S = 1.0  # seconds that a porter waits for a newer version, after which mirrors ask again
+_ANSWER_S = 30.0  # seconds for the answer and for the row's transfer, added to a mirror's own timeout
 
 Ints = NDArray[np.int64]
 
@@ -35,7 +35,7 @@ class IngestActor:
         try:
             self._ingests = make()
         except Exception as error:
-            self._failure = error  # raised by every call, since Ray passes on no exception of a constructor
+            self._failure = error  # every call raises it, since Ray does not pass on a constructor's exceptions
 
     def open(self, name: str, seat: int, epoch: int, lanes: int, spec: dict[str, Any]) -> Ints:
         """See `Ingest.open`."""
@@ -56,7 +56,7 @@ class IngestActor:
 
 
 def start_ingest(make: Callable[[], Mapping[str, Ingest]], *, threads: int = 8, **options: Any) -> Any:
-    """Starts a Ray actor that hosts ingests, and returns its handle once the ingests exist; Ray restarts a dead actor.
+    """Starts a Ray actor that hosts ingests, and returns its handle once they exist. Ray restarts it if it dies.
 
     Args:
         make: a function that the actor's process calls at each start. It attaches to the replays or queues and their
@@ -78,7 +78,7 @@ def start_ingest(make: Callable[[], Mapping[str, Ingest]], *, threads: int = 8, 
 
 
 def end_actor(actor: Any) -> None:
-    """Kills a Ray actor, which Ray then does not restart; repeated calls are harmless."""
+    """Kills a Ray actor for good, without a restart by Ray; repeated calls are harmless."""
     _ray("end_actor").kill(actor)
 
 
@@ -88,9 +88,9 @@ class RayLink:
     def __init__(self, actor: Any, name: str, *, namespace: str | None = None, timeout: float = 10.0) -> None:
         """
         Args:
-            actor: the result of `start_ingest`, or the name that its options gave the actor.
+            actor: the result of `start_ingest`, or the actor's `name` among its options.
             name: the name of the policy whose ingest receives the rows.
-            namespace: the actor's namespace, if `actor` is a name; None: this job's.
+            namespace: the actor's namespace, if `actor` is a name; by default this job's.
             timeout: seconds to wait for an answer, after which the link counts as lost.
         """
         self._ray = _ray("RayLink")
@@ -120,7 +120,6 @@ class RayLink:
         return answer
 
     def _found(self) -> Any:
-        """Returns the actor's handle. Raises LinkLost if no actor has the name now."""
         if isinstance(self._actor, str):
             self._actor = _named(self._ray, self._actor, self._namespace, "the ingest")
         return self._actor
@@ -132,7 +131,7 @@ class PorterActor:
     def __init__(self, handle: SegmentHandle, every: bool = False) -> None:
         import ray
 
-        # Attached read-only, the porter polls every 10 ms, so that publishers need not wake it.
+        # Attached read-only, the porter polls every 10 ms, and publishers need not wake it.
         self._porter = Porter(ParameterStore.watch(handle), ray.put, every=every)
         self._watch: asyncio.Future[bool] | None = None
 
@@ -144,8 +143,7 @@ class PorterActor:
             handle: the handle of the home store, which must be on the porter's node.
             name: the actor's name in this job's namespace.
             every: see `Porter`.
-            options: further options of the Ray actor, such as `scheduling_strategy`, by which the porter can start on
-                another node, if the store is there.
+            options: further options of the Ray actor, such as `scheduling_strategy` if the store is on another node.
 
         Returns: the actor's handle. The actor ends when its handle is dropped, or when the job ends.
         """
@@ -155,7 +153,7 @@ class PorterActor:
         return self._porter.describe()
 
     async def fetch(self, newer_than: int, timeout: float) -> list[Any] | None:
-        """Returns the row's reference in a list, since Ray would replace a bare reference by the row; or None."""
+        """Returns a list with the row's reference (Ray would replace a bare reference by the row), or None."""
         store = self._porter.store
         if store.version <= newer_than:
             if self._watch is None or self._watch.done():
@@ -175,7 +173,7 @@ class WeightsLink:
     Its methods raise ConnectionError, in one line, while the porter cannot be reached.
 
     Args:
-        name, namespace: the name and the namespace of the porter's actor; None: this job's namespace.
+        name, namespace: the name and the namespace of the porter's actor; by default this job's namespace.
     """
 
     def __init__(self, name: str, namespace: str | None = None) -> None:
@@ -184,15 +182,15 @@ class WeightsLink:
         self._coming: list[Any] | None = None  # the reference of a row that is on its way
 
     def describe(self) -> dict[str, Any]:
-        """As `Porter.describe`."""
+        """See `Porter.describe`."""
         with self._reached() as (ray, actor):
             described: dict[str, Any] = ray.get(actor.describe.remote(), timeout=_ANSWER_S)
         return described
 
     def fetch(self, newer_than: int, timeout: float) -> Any:
-        """As `Porter.fetch`; the row is read-only, in this node's object store.
+        """See `Porter.fetch`; the row is read-only, in this node's object store.
 
-        Over a slow network, a row that takes longer than 30 s comes at a later call: no newer row is asked for before.
+        If a row takes longer than 30 s over a slow network, a later call returns it, before newer rows.
         """
         with self._reached() as (ray, actor):
             if self._coming is None:
@@ -204,7 +202,7 @@ class WeightsLink:
 
     @contextmanager
     def _reached(self) -> Iterator[tuple[Any, Any]]:
-        """Lends the module ray and the porter's actor; translates Ray's errors, after which the actor is found anew."""
+        """Lends the module ray and the porter's actor; translates Ray's errors, and then forgets the actor."""
         ray, host = _ray("WeightsLink"), f"the porter {self._name}"
         try:
             with _reaching(ray, host):
@@ -216,7 +214,6 @@ class WeightsLink:
 
 
 def _started(ray: Any, kind: type, *args: Any, **options: Any) -> Any:
-    """Starts a Ray actor, by default on this node; Ray restarts it when it dies."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
 
     here = OnNode(ray.get_runtime_context().get_node_id(), soft=False)
@@ -234,7 +231,7 @@ def _named(ray: Any, name: str, namespace: str | None, host: str) -> Any:
 
 @contextmanager
 def _reaching(ray: Any, host: str) -> Iterator[None]:
-    """Raises an exception of the actor's own call as it is, and LinkLost for Ray's errors."""
+    """Passes on exceptions that the actor's method raised; turns Ray's errors into LinkLost."""
     try:
         yield
     except (ray.exceptions.RayError, OSError) as error:  # OSError: this node's raylet is dead
@@ -242,7 +239,7 @@ def _reaching(ray: Any, host: str) -> Iterator[None]:
 
 
 def _plain(error: BaseException, host: str) -> BaseException:
-    """Returns the exception that the actor itself raised, if Ray's error wraps one; otherwise LinkLost."""
+    """Returns the exception of the actor's method that Ray's error wraps, or else LinkLost."""
     cause = getattr(error, "cause", None)  # of a RayTaskError
     if isinstance(cause, Exception):
         return cause
@@ -250,7 +247,7 @@ def _plain(error: BaseException, host: str) -> BaseException:
 
 
 def _ray(name: str) -> Any:
-    """Returns the module ray for `marlcore.cluster.<name>`, which errors name. Raises LinkLost without a connection."""
+    """Returns the module ray. `name` is the caller, for errors. Raises LinkLost if this process is not connected."""
     try:
         import ray
     except ModuleNotFoundError as error:

@@ -21,15 +21,15 @@ from ..replay import ReplayBuffer
 from .ingest import Ingest
 from .message import SPAN_WORDS, Compress, codec, rows_offset, seal
 
-INLINE_BYTES = 90_000  # the largest message that a transport carries with the call; above, the cost jumps
-LEAST_BYTES, MOST_BYTES = 16 << 20, 32 << 20  # bytes of rows that are sent at once; the most in one message
-IN_FLIGHT = 2  # messages; while one is written, the next is on its way
+INLINE_BYTES = 90_000  # the largest message sent as an argument of the call; larger ones cost much more
+LEAST_BYTES, MOST_BYTES = 16 << 20, 32 << 20  # bytes of rows that are sent without delay; the most in one message
+IN_FLIGHT = 2  # messages at a time; while the ingest writes one, the next is on its way
 DELAYS = 1000
-ANSWER_S = 120.0  # for which a message may be on its way: at 10 Mbit/s, two of the largest take less than half of it
-LOOK_S = 0.002  # between two looks of `drain`
+ANSWER_S = 120.0  # seconds that an answer may take: at 10 Mbit/s, two of the largest messages take less than half
+LOOK_S = 0.002  # seconds between two checks in `drain`
 LONGEST_FLUSH_S = 60.0
 MOST_ROOM = 1 << 40  # bytes
-PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before a lost link is opened again
+PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # seconds before a lost link is opened again
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -42,7 +42,7 @@ class Link(Protocol):
         """See `Ingest.open`."""
 
     def send(self, message: NDArray[np.uint8]) -> "Future[bool]":
-        """Sends a message to `Ingest.put`, and returns the future result; the message's memory may then be reused."""
+        """Sends a message to `Ingest.put`, and returns its future result. The caller may then reuse the memory."""
 
 
 class DirectLink:
@@ -68,8 +68,8 @@ class RelayStats:
         messages: messages sent. in_flight: sent messages that are not answered yet.
         gaps: rows that were overwritten here before they were sent.
         rewinds: how often the relay asked the ingest again where to continue.
-        delays: for each of the last 1,000 messages, the seconds from the moment when the relay saw the oldest row of
-            the message to the ingest's answer.
+        delays: for each of the last 1,000 messages, the seconds from the time when the relay saw its oldest row to the
+            ingest's answer.
     """
 
     rows: int = 0
@@ -94,9 +94,9 @@ class Relay(Closing):
             ...  # actors write to the replay, in any processes
 
     Each row arrives once, in the order of its lane. After a lost message or the death of the ingest, the relay reads
-    unacknowledged rows from the lanes again. Rows of a ReplayBuffer that are overwritten before they are sent are lost,
-    and count as gaps; no sample spans a gap. A TrajectoryQueue with when_full="wait" makes writers wait instead; the
-    relay is its reader.
+    rows that were not acknowledged from the lanes again. Rows of a ReplayBuffer that are overwritten before they are
+    sent are lost, and count as gaps; no sample spans a gap. A TrajectoryQueue with when_full="wait" makes writers wait
+    instead; the relay is its reader.
 
     Attributes:
         stats: the counters, a RelayStats.
@@ -119,8 +119,8 @@ class Relay(Closing):
             source: the node's replay or queue; its lanes are the seat's first lanes.
             link: the link to the ingest.
             seat, epoch: see `Ingest.open`.
-            flush_seconds: the longest time that a row waits for more rows; a tenth of this time while the waiting rows
-                have at most 90 kB; no time once they fill half of a lane.
+            flush_seconds: the longest time that a row waits for more rows, at most 60 s; a tenth of it while the
+                waiting rows have at most 90 kB; 0 once they fill half of a lane.
             compress: "lz4" compresses messages, which saves time if observations are frames; None does not compress.
             clock: a monotonic clock in seconds.
 
@@ -142,12 +142,12 @@ class Relay(Closing):
         self._rows = source.rows_reader()
         self._lanes = source.lanes
         self._is_open = False  # whether the ingest has said where to continue
-        self._next = np.zeros(source.lanes, np.int64)  # by lane, the ticket to send next
-        self._acked = np.full(source.lanes, -1)  # by lane, the ticket below which the ingest has every row; -1: unknown
+        self._next = np.zeros(source.lanes, np.int64)  # by lane: the ticket to send next
+        self._acked = np.full(source.lanes, -1)  # by lane: the ticket below which the ingest has all rows; -1: unknown
         # The messages in flight: spans, the time at which the oldest row was seen, and the ingest's answer
         self._flight: deque[tuple[Ints, float, Future[bool]]] = deque()
-        self._heard = 0.0  # when the last answer came, or the first message in flight was sent
-        self._seen: float | None = None  # when the oldest row that waits was seen
+        self._heard = 0.0  # the time when the last answer came, or the first message in flight was sent
+        self._seen: float | None = None  # the time when the oldest waiting row was seen
         self._turn = 0  # the lane from which the next message begins
         self._memory = np.empty(0, np.uint8)
         self._hurry = self._moved = False
@@ -161,7 +161,7 @@ class Relay(Closing):
         return self
 
     def poll(self) -> bool:
-        """Runs one round, if no thread runs: takes the answers that have come, then sends the next message if due.
+        """For a relay without a thread: takes the answers that have come, then sends the next message if that is due.
 
         Returns: whether a message was sent. Raises: Fenced; LinkLost.
         """
@@ -171,7 +171,7 @@ class Relay(Closing):
         self._hear()
         if not self._is_open:
             self._next[:] = cursor = self._link.open(self._seat, self._epoch, self._lanes, self._spec)
-            self._acked[self._acked < 0] = cursor[self._acked < 0]  # rows that a predecessor sent are not counted
+            self._acked[self._acked < 0] = cursor[self._acked < 0]  # rows of earlier relays are not counted
             self._acknowledge(np.arange(self._lanes), cursor)
             self._is_open = True
         self._rows.look()
@@ -214,12 +214,12 @@ class Relay(Closing):
             self._hurry = False
 
     def move(self, link: Link) -> None:
-        """Switches to another ingest, and sends all rows that this one lacks, if the lanes still hold them."""
+        """Switches to another ingest, and sends it all rows that it lacks, if the lanes still hold them."""
         self._link, self._moved = link, True
         self._wake.set()
 
     def close(self) -> None:
-        """Ends the thread, after the message that is being sent; unsent rows stay in the source."""
+        """Ends the thread after the message that it is sending; unsent rows stay in the source."""
         self._stopping.set()
         self._wake.set()
         if self._thread is not None:
@@ -254,7 +254,7 @@ class Relay(Closing):
     def _hear(self) -> None:
         """Takes the answers that have come, in the order of the messages.
 
-        Raises LinkLost if none comes for too long: a transport may lose an answer as its network is cut.
+        Raises LinkLost if no answer comes for ANSWER_S: a transport may lose one when the network fails.
         """
         while self._flight and self._flight[0][-1].done():
             spans, seen, taken = self._flight.popleft()
@@ -263,7 +263,7 @@ class Relay(Closing):
                 self._rewind()
                 return
             self.stats.delays.append(self._clock() - seen)
-            after = np.maximum(spans[:, AFTER], self._acked[spans[:, LANE]])  # rows of an earlier ingest are no gap
+            after = np.maximum(spans[:, AFTER], self._acked[spans[:, LANE]])  # rows of earlier ingests are not gaps
             gaps = int(np.maximum(spans[:, FIRST] - after, 0).sum())
             self.stats.gaps += gaps
             self.stats.rows -= gaps
@@ -294,7 +294,7 @@ class Relay(Closing):
         if needed > len(self._memory):
             self._memory = np.empty(needed, np.uint8)
         nbytes = self._rows.read(spans, self._memory[begin:])
-        read = spans[:, ROWS] > 0  # the others were lapped meanwhile
+        read = spans[:, ROWS] > 0  # the other spans were overwritten meanwhile
         if not read.any():
             return False
         message = seal(self._memory, self._seat, self._epoch, spans, nbytes, self._compress)
@@ -333,7 +333,7 @@ class Relay(Closing):
         return np.ascontiguousarray(spans[np.argsort(spans[:, LANE])])
 
     def _after_gap(self, lane: int) -> int:
-        """Returns the ticket at which to continue a lapped lane, so far ahead that it is not lapped again at once."""
+        """Returns the ticket at which to continue an overwritten lane, with a lead over the writer."""
         lo, hi, least = int(self._rows.lo[lane]), int(self._rows.hi[lane]), int(self._least()[lane])
         return self._rows.first_to_send(lane, least if least > lo else min(lo + (hi - lo) // 8, hi - 1))
 

@@ -1,7 +1,6 @@
-"""A run's settings: dataclasses that check their own numbers, schedules, files of settings, and policies by agent.
+"""A run's settings: dataclasses that check their own values, schedules, files of settings, and policies by agent.
 
-This room reads settings and relates them to an environment's agents and to an algorithm. It never trains, starts no
-process and imports no torch.
+This package does not import torch.
 """
 
 from .applied import applied, applied_offline

@@ -1,6 +1,6 @@
-"""Finds the settings that apply to a run. Settings that no policy uses are reset to their defaults, with a notice each.
+"""Resets settings that no policy of a run uses to their defaults, with a notice for each.
 
-Thus one configuration serves algorithms of different kinds.
+So one configuration serves algorithms of different kinds.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ OF_EXPLORATION = ("exploration.epsilon", "exploration.ladder")
 OF_REPLAY = [f"replay.{name}" for name in ReplayConfig.__dataclass_fields__ if name not in ("stack", "pad")]
 OF_ACTING = (
     *("total_steps", "stages", "stage_names", "self_play", "stop.episodes", "learner.warmup"),
-    *(f"actor.{name}" for name in ActorConfig.__dataclass_fields__ if name != "device"),  # an evaluator acts on it
+    *(f"actor.{name}" for name in ActorConfig.__dataclass_fields__ if name != "device"),  # the evaluator's device
     *(f"replay.{name}" for name in ("capacity", "save", "clear_at_stage", "mixture", "path", "durable", "hindsight")),
 )
 READS_ONCE = "reads each transition once"
@@ -56,7 +56,7 @@ def applied(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
 def applied_offline(config: Config) -> Config:
     """Resets the settings of acting, which a run on recorded data does not use.
 
-    Raises ValueError if there is a cluster, or if a metric of actors' episodes would stop the run.
+    Raises ValueError if there is a cluster, or if the run's stop condition is a metric of actors' episodes.
     """
     if config.cluster.address is not None:
         raise ValueError(f"cluster.address: expected None, since {RECORDED}, got {brief(config.cluster.address)}")
@@ -73,7 +73,7 @@ def applied_offline(config: Config) -> Config:
 
 
 def _run_wide(config: Config) -> dict[str, str]:
-    """Returns the names of policies' settings that the run's shared value overrides, each with the reason."""
+    """Returns the settings of single policies that differ from a setting which all share, each with the reason."""
     return {
         f"{by}.{policy}.{name}": f"all policies have {section}.{name}"
         for by, section in SECTIONS.items()
@@ -106,7 +106,7 @@ def _check_rows(policy: AssignedPolicy, source: ReplaySource, config: Config) ->
 
 
 def _unused(policy: AssignedPolicy, config: Config) -> dict[str, str]:
-    """Returns the settings that a policy does not use, by their names in the run's sections, each with the reason."""
+    """Returns the settings that a policy does not use, as section.name, each with the reason."""
     unused: dict[str, str] = {}
     if "epsilon" not in schedules_of(policy.algorithm, config.of(policy.name)):
         unused |= dict.fromkeys(OF_EXPLORATION, _of(policy, "draws its actions without an epsilon"))
@@ -117,11 +117,11 @@ def _unused(policy: AssignedPolicy, config: Config) -> dict[str, str]:
         return unused | dict.fromkeys(sorted(names), _of(policy, READS_ONCE))
     if policy.source.hindsight is None:
         unused["replay.hindsight"] = _of(policy, "draws its batches without it")
-    own_rewards = MEMBER_REWARDS in policy.algorithm.transition(policy.spaces).extras
-    returns = "learns from each member's own reward of one step" if own_rewards else "makes its returns itself"
+    by_member = MEMBER_REWARDS in policy.algorithm.transition(policy.spaces).extras
+    returns = "learns from each member's own reward of one step" if by_member else "makes its returns itself"
     if policy.source.n_step != config.learner_of(policy.name).n_step:
         unused["learner.n_step"] = _of(policy, returns)
-    if own_rewards:
+    if by_member:
         unused["learner.reward_norm"] = _of(policy, returns)
     return unused
 
@@ -131,7 +131,7 @@ def _of(policy: AssignedPolicy, why: str) -> str:
 
 
 def _label(name: str, policy: str, config: Config) -> str:
-    """Returns the name of a policy's setting, such as learners.guard.n_step if the policy has its own section."""
+    """Returns a setting's name for a policy: learners.guard.n_step if the policy has its own section, else `name`."""
     section, _, last = name.rpartition(".")
     for by in BY_POLICY:
         if SECTIONS[by] == section and policy in getattr(config, by) and last not in RUN_WIDE.get(section, ()):
@@ -140,7 +140,7 @@ def _label(name: str, policy: str, config: Config) -> str:
 
 
 def _without(config: Config, unused: Mapping[str, str]) -> Config:
-    """Resets unused settings, given by dotted name; a notice says of each changed setting why it has no effect."""
+    """Resets unused settings (reasons by dotted name); says of each that was changed why it has no effect."""
     default = Config().changed({by: dict.fromkeys(getattr(config, by), kind()) for by, kind in BY_POLICY.items()})
     values: dict[str, Any] = {}
     for name, why in unused.items():

@@ -1,4 +1,4 @@
-"""The settings of a run whose actors work on several machines."""
+"""The settings of a run on several machines."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -52,7 +52,7 @@ else:
 
 @dataclass(frozen=True)
 class ClusterConfig(Declared):
-    """Further machines, on Ray, whose actors work for the run; needs marlcore[cluster]."""
+    """Further machines whose actors and learners work for the run, by Ray; needs marlcore[cluster]."""
 
     address: Annotated[str | None, _address] = None
     """Address of a running Ray cluster that this machine is part of: "auto" or host:port. None: one machine, no Ray."""
@@ -85,8 +85,8 @@ class ClusterConfig(Declared):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        usual = {each.name: {} if each.default is MISSING else each.default for each in fields(self)}
-        chosen = [name for name in usual if getattr(self, name) != usual[name]]
+        defaults = {each.name: {} if each.default is MISSING else each.default for each in fields(self)}
+        chosen = [name for name in defaults if getattr(self, name) != defaults[name]]
         if self.address is None and chosen:
             raise ValueError(f"address: expected auto or host:port with {chosen[0]}, got None")
         if self.nodes_at_start is not None and self.nodes_at_start > self.nodes:
@@ -99,7 +99,7 @@ class ClusterConfig(Declared):
 
     def reserved_for(self, policy: str) -> dict[str, float]:
         """Returns the amounts of resources that Ray reserves for a policy's learner on another machine."""
-        return {"CPU": 1.0, **self.learners[policy]}  # type: ignore[dict-item]  # text was read
+        return {"CPU": 1.0, **self.learners[policy]}  # type: ignore[dict-item]  # `_by_policy` has parsed text
 
     @property
     def actors(self) -> int:

@@ -61,7 +61,7 @@ def _ratios(label: str, ratios: Any) -> Any:
 class Config(Declared):
     """The settings of a training run, such as Config(total_steps=50_000, learner=LearnerConfig(gamma=0.9)).
 
-    Raises: ValueError, TypeError: a setting is out of range or of another kind, in one line.
+    Raises ValueError or TypeError, in one line, if a setting is out of range or has another type.
     """
 
     total_steps: Count = 300_000
@@ -160,7 +160,7 @@ class Config(Declared):
         return self.learner_of(policy).timeout or self.supervision.learner_timeout
 
     def check_policies(self, names: Sequence[str]) -> None:
-        """Raises ValueError if the settings by policy have a name that is not among `names`."""
+        """Raises ValueError if a setting by policy names a policy that is not among `names`."""
         by_policy = {name: getattr(self, name) for name in SECTIONS} | {"cluster.learners": self.cluster.learners}
         for label, given in by_policy.items():
             if wrong := given.keys() - names:
@@ -175,14 +175,14 @@ class Config(Declared):
             return None
         slowest, fastest = pace.bounds
         samples_per_insert = fastest * learner.batch_size  # at slower paces, a batch counts more: see `limit_to`
-        # The learner and its actors must never wait for each other, even if one thread does the work of both. So while
-        # a batch is almost due, actors may add a row to every lane.
+        # The learner and its actors must never wait for each other, even in one thread. So while a batch is almost due,
+        # actors may add a row to every lane.
         least = samples_per_insert * (lanes + 1) + learner.batch_size * fastest / slowest
         tolerance = max(self.updates_tolerance * learner.batch_size, least)
         return RateLimiter(samples_per_insert, learner.warmup, tolerance, lead=0.0)
 
     def is_free(self, policy: str) -> bool:
-        """Whether no rate limiter is between a policy's learner and its actors."""
+        """Whether a policy's learner and actors run free, without a rate limiter."""
         return self.of(policy).pace is None
 
     @property
@@ -203,7 +203,7 @@ class Config(Declared):
 
     @property
     def schedules(self) -> dict[str, Schedule]:
-        """Schedules, by name, of the numbers that learners publish with their weights; see `schedules_of`."""
+        """The configured schedules, by name, of numbers that learners publish with weights; see `schedules_of`."""
         exploration = self.exploration
         chosen: dict[str, Any] = {} if exploration.epsilon is None else {"epsilon": exploration.epsilon}
         return chosen | dict(exploration.schedules) | ({"stage": Stages(self.stages)} if self.stages else {})
@@ -218,7 +218,7 @@ class Config(Declared):
 
     @property
     def lanes(self) -> int:
-        """The number of an agent's lanes in its policy's replay: one for each environment copy of each actor."""
+        """The number of lanes of an agent in its policy's replay: one for each environment copy of each actor."""
         return self.actors * self.actor.envs
 
     def to_dict(self) -> dict[str, Any]:
@@ -234,7 +234,7 @@ class Config(Declared):
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Config:
-        """Makes settings from `to_dict`'s result; missing fields get their defaults. Raises ValueError."""
+        """Makes settings from a result of `to_dict`; missing fields get their defaults. Raises ValueError."""
         names = {field.name for field in fields(cls)}
         return cls().changed(by_dotted_name({name: plain[name] for name in plain if name in names}))
 
@@ -253,7 +253,7 @@ class Config(Declared):
 
 
 def by_dotted_name(plain: Any) -> dict[str, Any]:
-    """Flattens nested settings to dotted names, such as learners.guard.n_step. Raises ValueError: see `flattened`."""
+    """Flattens nested settings to dotted names: learners.guard.n_step. Raises ValueError as `flattened` does."""
     values = dict(flattened(plain, Config))
     for by, kind in BY_POLICY.items():
         if not isinstance(sections := values.pop(by, {}), Mapping):
@@ -264,7 +264,7 @@ def by_dotted_name(plain: Any) -> dict[str, Any]:
 
 
 def hints_by_policy(names: Iterable[str]) -> dict[str, Any]:
-    """Returns, by dotted name, the types of settings that these policies may override: learners.guard.n_step, ..."""
+    """Returns, by dotted name, the types of all settings in the policies' sections that `names` belong to."""
     prefixes = {(name.partition(".")[0], name.rpartition(".")[0]) for name in names if name.count(".") > 1}
     each = (hints_of(BY_POLICY[by], f"{prefix}.") for by, prefix in prefixes if by in BY_POLICY)
     return {name: hint for hints in each for name, hint in hints.items()}

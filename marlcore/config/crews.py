@@ -1,8 +1,8 @@
 """The crews of a run: the actors of each machine, and their lanes in each policy's replay or queue.
 
 Each part of a replay has a block of lanes for each machine: first for this machine, then for each seat of the cluster.
-Each lane of a block belongs to an agent, an actor and a copy of the environment. Another machine holds only its own
-block.
+Each lane of a block belongs to an agent, an actor and a copy of the environment. The cluster's machines hold only their
+own blocks.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .config import Config
 
 @dataclass(frozen=True)
 class Crew:
-    """The actors of one machine: `count` of the run's actors, from the number `first` on."""
+    """The actors of one machine: numbers `first` to `first` + `count` - 1 of the run's actors."""
 
     first: int
     count: int
@@ -27,7 +27,7 @@ class Crew:
     def lanes(self, parts: int, agents: int, copies: int, of_part: int) -> NDArray[np.int64]:
         """Returns the crew's lanes, int64 [parts, agents, actors, copies], if each part has `of_part` lanes.
 
-        The numbers are those on the crew's own machine; on the learner's machine, add `block_begins`.
+        These are lane numbers on the crew's own machine; on the learner's machine, add `block_begins`.
         """
         block = np.arange(agents * self.count * copies)
         lanes: NDArray[np.int64] = of_part * np.arange(parts)[:, None] + block
@@ -39,7 +39,7 @@ class Crew:
 
 
 def crews(config: Config) -> list[Crew]:
-    """Returns this machine's crew, then the crew of each seat; a seat is another machine's place in the cluster."""
+    """Returns this machine's crew, then the crew of each seat (the place of another machine in the cluster)."""
     here, each = config.actor.processes, config.cluster.actors_per_node
     return [Crew(0, here), *(Crew(here + seat * each, each) for seat in range(config.cluster.seats))]
 

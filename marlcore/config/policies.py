@@ -31,20 +31,20 @@ class AssignedPolicy:
     spaces: Spaces
     algorithm: Algorithm
     source: ReplaySource | QueueSource = field(default_factory=ReplaySource)  # from `source_of`
-    index: int = 0  # among the run's policies; seeds and devices follow it
+    index: int = 0  # among the run's policies; seeds and devices depend on it
     compiled: CompiledPolicy | None = field(default=None, compare=False)  # from `compiled_of`; None if torch acts
 
     @property
     def hides_joint(self) -> bool:
-        """See the function `hides_joint`; unpickles the algorithm only if the observation has the part JOINT."""
+        """See the function `hides_joint`. Unpickles the algorithm only if the observation has the part JOINT."""
         return any(part.name == JOINT for part in self.spaces.parts) and hides_joint(self.algorithm, self.spaces)
 
     def for_a_worker(self) -> "AssignedPolicy":
-        """Returns a copy that unpickles its algorithm, and thereby imports torch, only when the algorithm is used."""
+        """Returns a copy that unpickles its algorithm, which imports torch, only when the algorithm is used."""
         if self.compiled is None:
             return self
         copy = object.__new__(AssignedPolicy)
-        pickled = self.__dict__.get("_pickled") or cloudpickle.dumps(self.algorithm)  # a node has it
+        pickled = self.__dict__.get("_pickled") or cloudpickle.dumps(self.algorithm)  # a cluster's node has "_pickled"
         copy.__dict__.update(self.__dict__, _pickled=pickled)
         copy.__dict__.pop("algorithm", None)
         return copy
@@ -61,15 +61,15 @@ class AssignedPolicy:
 def compiled_of(policy: AssignedPolicy, config: Config) -> CompiledPolicy | None:
     """Returns the form of a policy that acts without torch; None if the policy has none or acts on a GPU.
 
-    Raises ValueError if `learner.engine` is "compiled", but the policy cannot be compiled; the message says why.
+    Raises ValueError if `learner.engine` is "compiled" but the policy cannot be compiled; the message says why.
     """
     settings = config.learner_of(policy.name)
     if settings.engine == "torch":
         return None
-    own = getattr(policy.algorithm, "compiled", None)  # an algorithm need not derive from Algorithm
-    compiled: CompiledPolicy | None = own(policy.spaces, settings) if own else None
+    compile_own = getattr(policy.algorithm, "compiled", None)  # an algorithm need not derive from Algorithm
+    compiled: CompiledPolicy | None = compile_own(policy.spaces, settings) if compile_own else None
     if compiled is None:
-        from ..algos.compiled import compiled_policy  # which imports torch
+        from ..algos.compiled import compiled_policy  # imports torch
 
         compiled = compiled_policy(policy.algorithm, policy.spaces, settings.engine)
     return compiled if {*config.actor.devices} == {"cpu"} else None
@@ -88,9 +88,10 @@ def assign(
     stack: int,
     self_play: SelfPlayConfig = NO_SELF_PLAY,
 ) -> tuple[AssignedPolicy, ...]:
-    """Makes the policies of agents with these spaces, ordered by their first agents. Raises ValueError, TypeError.
+    """Makes the policies of agents with these spaces, in the order of their first agents.
 
-    In a league (`self_play.roles`), each policy acts for all agents.
+    In a league (`self_play.roles`), each policy acts for all agents. Raises ValueError or TypeError if the agents,
+    policies, algorithms and spaces do not fit together.
     """
     roles, setting = self_play.roles, "self_play" if self_play.pool else "policies"
     agents_of = dict.fromkeys(roles, tuple(spaces))
@@ -110,7 +111,7 @@ def assign(
         stacked = replace(first, stack=stack)
         try:
             chosen.transition(stacked)
-        except ValueError as error:  # it cannot handle the spaces
+        except ValueError as error:  # the algorithm cannot handle the spaces
             raise ValueError(f"{error} for {agents[0]}") from error
         assigned.append(AssignedPolicy(name, agents, stacked, chosen, index=index))
     return tuple(assigned)
@@ -131,7 +132,7 @@ def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str]
 
 
 def wants_teams(algorithm: Any) -> bool:
-    """Whether any of the given algorithms trains teams. Raises ValueError, TypeError if one is no algorithm."""
+    """Whether any of the given algorithms trains teams. Raises ValueError or TypeError if one is not an algorithm."""
     given = algorithm.values() if isinstance(algorithm, Mapping) else [algorithm]
     return any(getattr(_chosen(each), "wants_team", False) for each in given)
 
@@ -139,7 +140,7 @@ def wants_teams(algorithm: Any) -> bool:
 def teams_of(
     agents: Sequence[str], teams: Mapping[str, str] | Callable[[str], str] | None
 ) -> dict[str, tuple[str, ...]]:
-    """Returns each team's members; by default all agents form one team. Raises ValueError, TypeError."""
+    """Returns each team's members; by default all agents form one team. Raises ValueError or TypeError."""
     if teams is None:
         return {TEAM: tuple(agents)}
     if callable(teams):
@@ -153,7 +154,7 @@ def teams_of(
             raise TypeError(f"teams: expected the name of a team for {agent}, got {brief(team)}")
         if team in agents and team not in teams:
             raise ValueError(f"teams: expected names that no other agent has, got {brief(team)}")
-    members = [agent for agent in agents if agent in teams]  # in the environment's order, whatever that of `teams`
+    members = [agent for agent in agents if agent in teams]  # in the environment's order
     return {teams[first]: tuple(agent for agent in members if teams[agent] == teams[first]) for first in members}
 
 
@@ -174,9 +175,9 @@ def _check_names(label: str, values: Mapping[str, Any], names: list[str], known:
 
 
 def _chosen(algorithm: Any) -> Algorithm:
-    """Returns an algorithm, which may be given by name. Raises ValueError, TypeError if it does not exist."""
+    """Returns an algorithm, which may be given by name. Raises ValueError or TypeError if it does not exist."""
     if isinstance(algorithm, str):
-        from ..algos import make  # which imports torch
+        from ..algos import make  # imports torch
 
         return make(algorithm)
     missing = [name for name in METHODS if not hasattr(algorithm, name)]
@@ -189,7 +190,7 @@ def _chosen(algorithm: Any) -> Algorithm:
 
 
 def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
-    """Returns the source of a policy's batches; drops hindsight for sequences. Raises TypeError if it is no source."""
+    """Returns the source of a policy's batches, without hindsight for sequences. Raises TypeError for other values."""
     from ..replay import Hindsight, Prioritized  # here, so that settings load without Numba
 
     config = replace(config, ratios={}).of(policy.name)  # `applied` refuses a ratio of None in serial mode
@@ -220,7 +221,7 @@ def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
 
 
 def numbers_at(schedules: Mapping[str, Schedule], steps: int, updates: int) -> dict[str, float]:
-    """Returns the schedules' values at these counts. Raises ValueError if a user's function returned no number."""
+    """Returns the schedules' values at these counts. Raises ValueError if a function returns no finite number."""
     counts, numbers = {"steps": steps, "updates": updates}, {}
     for name, schedule in schedules.items():
         try:
@@ -240,7 +241,7 @@ def with_own_epsilons(policies: tuple[AssignedPolicy, ...], config: Config) -> C
 
 
 def learner_names(config: Config, policies: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the policies of each learner process, by the process's name; by default one policy each."""
+    """Returns, by the process's name, the policies of each learner process; by default each process has one."""
     processes = config.learner.processes
     if processes is None:
         return {f"learner-{policy}": [policy] for policy in policies}

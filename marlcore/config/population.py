@@ -15,7 +15,7 @@ from .sections import Count
 
 @dataclass(frozen=True)
 class Uniform:
-    """Numbers from `low` to `high`, each equally likely."""
+    """Uniformly distributed numbers from `low` to `high`."""
 
     low: float
     high: float
@@ -28,11 +28,11 @@ class Uniform:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The ends of the range; a setting that allows both allows every value between them."""
+        """The ends of the range; settings that allow both also allow every value between them."""
         return float(self.low), float(self.high)
 
     def restored(self, label: str, value: Any) -> float:
-        """Returns a value read from a file. Raises ValueError if the distribution has no such value."""
+        """Returns a value that was read from a file. Raises ValueError if it is outside the distribution."""
         return float(Number(self.low, self.high)(label, value))
 
     def draw(self, generator: np.random.Generator) -> float:
@@ -45,7 +45,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogUniform(Uniform):
-    """Positive numbers from `low` to `high`, whose logarithms are equally likely."""
+    """Log-uniformly distributed numbers from `low` to `high`, which are above 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,7 +112,7 @@ def _factors(label: str, factors: Any) -> tuple[float, ...]:
 class PopulationConfig(Declared):
     """A population, such as PopulationConfig(settings={"algorithm.learning_rate": LogUniform(1e-5, 1e-2)}).
 
-    Raises: ValueError: a setting is out of range or of another kind, in one line.
+    Raises ValueError, in one line, if a setting is out of range or has another type.
     """
 
     settings: Annotated[dict[str, Distribution], _searched]
@@ -136,6 +136,6 @@ class PopulationConfig(Declared):
     """With pbt: a copied number is multiplied by one of these factors, within its range; a copied Choice moves to the
     option before or after."""
     resample: Annotated[float, Number(0, 1)] = 0.25
-    """With pbt: the probability with which a copied setting is drawn anew instead."""
+    """With pbt: the probability with which a copied setting is drawn again instead."""
     eta: Annotated[int, Whole(2)] = 3
     """With halving: one of `eta` members continues."""

@@ -1,8 +1,8 @@
 """Schedules: numbers that follow the run's steps, or a learner's updates.
 
-A learner evaluates its schedules when it publishes weights. The values travel with the weights, so that all actors of
-the policy agree. In a file or an option a schedule is a number, or text such as "linear(1, 0.05, 50000)" or
-"exponential(1, 0.02, rate=0.95, every=100, of=updates)".
+A learner evaluates its schedules when it publishes weights, and publishes the values with them, so that all actors of
+the policy use the same values. In a file or an option a schedule is a number, or text such as "linear(1, 0.05, 50000)"
+or "exponential(1, 0.02, rate=0.95, every=100, of=updates)".
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ else:
 
 
 def check_free(label: str, names: Collection[str], *others: str) -> None:
-    """Raises ValueError if a schedule has a name in `others`, or the name of a number that learners publish anyway."""
+    """Raises ValueError if a name is one of `others`, or that of a number which learners always publish."""
     if clash := {"stage", *PUBLISHED, *others}.intersection(names):
         raise ValueError(f"{label}: {min(clash)!r} is the name of a number that marlcore publishes itself")
 
@@ -96,7 +96,7 @@ def _points(label: str, points: Any) -> tuple[tuple[int, float], ...]:
 
 
 def ascending(label: str, begins: Any) -> tuple[int, ...]:
-    """Returns counts as a tuple. Raises ValueError unless they are ascending whole numbers of at least 1."""
+    """Returns counts as a tuple. Raises ValueError unless they are ascending integers of at least 1."""
     try:
         counts = tuple(WHOLE(label, count) for count in ([None] if isinstance(begins, bytes) else begins))
     except (TypeError, ValueError):
@@ -118,7 +118,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """A straight line from `start` at count 0 to `end` at count `over`; then constant."""
+    """Changes linearly from `start` at count 0 to `end` at count `over`, then stays constant."""
 
     start: Finite
     end: Finite
@@ -132,7 +132,7 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """start * rate^(count / every); constant once it has reached `end`."""
+    """start * rate^(count / every), until it has reached `end`; then stays constant."""
 
     start: Finite
     end: Finite
@@ -149,7 +149,7 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True)
 class Piecewise(Schedule):
-    """Straight lines between points (count, value), counts ascending; constant before the first and after the last."""
+    """Interpolates linearly between points (count, value) with ascending counts; constant before and after them."""
 
     points: Annotated[tuple[tuple[int, float], ...], _points]
 
@@ -165,7 +165,7 @@ class Piecewise(Schedule):
 
 @dataclass(frozen=True)
 class Stages(Schedule):
-    """The number of the present stage: how many of the counts in `begins` have been reached."""
+    """The number of the present stage, which is the number of reached counts in `begins`."""
 
     begins: Annotated[tuple[int, ...], ascending]
 
@@ -175,7 +175,7 @@ class Stages(Schedule):
 
 @dataclass(frozen=True)
 class Custom(Schedule):
-    """A function of the count, picklable by cloudpickle; as text: custom(module:function)."""
+    """A function of the count that cloudpickle can pickle; in text: custom(module:function)."""
 
     function: Callable[[int], float]
 

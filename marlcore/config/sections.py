@@ -1,4 +1,4 @@
-"""The sections of a run's settings, each of which checks its own numbers; `Config` relates them to each other."""
+"""The sections of a run's settings, each of which checks its own values; `Config` checks how they fit together."""
 
 import math
 import os
@@ -23,7 +23,7 @@ RATIO = Number(1e-6, 1e6)
 
 
 def shares(label: str, value: Any) -> dict[str, float]:
-    """Returns shares by name, each at least 0, whose sum is 1. Raises ValueError, TypeError."""
+    """Returns shares by name. Raises ValueError or TypeError unless they are numbers of at least 0 whose sum is 1."""
     check_type(label, value, Mapping, expected="shares by name")
     right = all(is_number(number) and number >= 0 for number in value.values())
     if not right or (value and not math.isclose(sum(value.values()), 1.0, abs_tol=1e-6)):
@@ -32,7 +32,7 @@ def shares(label: str, value: Any) -> dict[str, float]:
 
 
 def distinct_names(label: str, names: Any, expected: str = "") -> tuple[str, ...]:
-    """Returns names as a tuple. Raises ValueError if an item is no name, or if a name occurs twice."""
+    """Returns a tuple of names. Raises ValueError if it is something else, or if a name occurs twice."""
     if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"{label}: expected {expected}a tuple of names of stages, got {brief(names)}")
     if len(set(names)) < len(names):
@@ -51,16 +51,16 @@ def existing_directory(label: str, path: Any) -> Any:
 
 
 def probability(label: str, value: Any) -> Schedule:
-    """Makes a schedule of probabilities. Raises ValueError if its first or last number is no probability."""
+    """Makes a schedule of probabilities. Raises ValueError if its first or last number is not a probability."""
     schedule = Schedule.from_value(label, value)
-    for count in (0,) if isinstance(schedule, Custom) else (0, 10**9):  # a function may not accept large counts
+    for count in (0,) if isinstance(schedule, Custom) else (0, 10**9):  # a user's function may refuse large counts
         if not 0.0 <= schedule.at(count) <= 1.0:
             raise ValueError(f"{label}: expected a probability, got {schedule.at(count):g} from {schedule}")
     return schedule
 
 
 def updates_per_step(label: str, value: Any) -> Schedule | float:
-    """Returns a number or a schedule. Raises ValueError, also for a function, since its range is unknown."""
+    """Returns a number or a schedule. Raises ValueError for all else, and for functions, whose range is unknown."""
     if is_custom(value) or isinstance(value, Custom) or callable(value):
         raise ValueError(f"{label}: expected a number or a schedule other than a function, got {brief(value)}")
     if isinstance(value, str):
@@ -71,7 +71,7 @@ def updates_per_step(label: str, value: Any) -> Schedule | float:
 
 
 def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
-    """Returns schedules by name. Raises ValueError, TypeError if a value is no schedule, or if a name is taken."""
+    """Returns schedules by name. Raises ValueError or TypeError if a value is not a schedule or a name is reserved."""
     check_type(label, value, Mapping, expected="schedules by name")
     check_free(label, value, "epsilon")
     return {name: Schedule.from_value(f"{label}.{short(name)}", schedule) for name, schedule in value.items()}
@@ -79,7 +79,7 @@ def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
 
 @dataclass(frozen=True)
 class Reference:
-    """Checks that text is one of the options, or module:name of an object that can be imported."""
+    """A rule for text that is one of the options, or module:name of an object that can be imported."""
 
     expected: str
     options: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class Reference:
 
 
 def device_names(label: str, value: Any) -> str | tuple[str, ...]:
-    """Returns the name of a device, or a tuple of several names. Raises ValueError."""
+    """Returns the name of a device, or a tuple of several names. Raises ValueError for anything else."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, tuple) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{label}: expected a device, or a tuple of devices, got {brief(value)}")
@@ -100,7 +100,7 @@ def device_names(label: str, value: Any) -> str | tuple[str, ...]:
 
 
 def sink_names(label: str, names: Any) -> tuple[str, ...]:
-    """Returns names of sinks, among them csv. Raises ValueError, TypeError."""
+    """Returns the names of sinks. Raises ValueError or TypeError if csv is missing or an item is not a sink's name."""
     listed = isinstance(names, (tuple, list, Set, Mapping))
     if not listed or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{label}: expected names of sinks, got {brief(names)}")
@@ -193,7 +193,7 @@ class LearnerConfig(Declared):
     timeout: Annotated[float | None, Number(1)] = None
     """Seconds without a heartbeat after which the learner's process is killed and restarted, in async mode; for a
     process with several policies, the longest timeout counts. None: `supervision.learner_timeout`."""
-    threads: Annotated[int, Whole(1, most=1024)] = 1  # a million would take all that the machine has
+    threads: Annotated[int, Whole(1, most=1024)] = 1  # a million would exhaust the machine
     """CPU threads of each process of the run: learners, actors and the evaluator."""
 
     def __post_init__(self) -> None:
@@ -225,8 +225,8 @@ class ReplayConfig(Declared):
     unless `durable` is set. By default they are in /dev/shm."""
     durable: bool = False
     """Keep the replays' files, in `path`, after the run's end and through power cuts, so that a resumed run starts with
-    these rows and their priorities. On-policy, their queues: a resumed learner reads on from its checkpoint, and saves
-    one before the rows since the last take half of the room. See docs/reliability.md."""
+    these rows and their priorities. For on-policy algorithms these files are queues: a resumed learner continues from
+    its checkpoint, and saves the next one before the rows since then take half of the room. See docs/reliability.md."""
     prioritized: bool = False
     """Draw transitions in proportion to their priorities (Schaul et al. 2016, arXiv:1511.05952)."""
     alpha: Annotated[float, Number(0)] = 0.6
@@ -263,7 +263,7 @@ class ExplorationConfig(Declared):
     ladder: Annotated[float, Number(0)] = 0.0
     """Ape-X's ladder, its alpha: of N copies, over all actors, copy i explores with epsilon^(1 + ladder * i / (N - 1));
     0 makes all explore alike, 7 is the paper's (Horgan et al. 2018, arXiv:1803.00933, section 4.1)."""
-    script: Annotated[str | None, Reference("module:name of what can be imported")] = None
+    script: Annotated[str | None, Reference("module:name of an importable object")] = None
     """module:name of a script that acts for each learning policy until the policy's first update, so that the warm-up
     stores the script's actions: a function that returns an action for an observation, or a class whose objects, one for
     each environment copy, have a method act(obs)."""

@@ -19,7 +19,7 @@ BOTH = "both"
 MAIN, MAIN_EXPLOITER = "main", "main_exploiter"
 ROLES = (MAIN, MAIN_EXPLOITER, "league_exploiter")
 DRAWS = ("uniform", "recent", "pfsp", "variance", "rating")
-COUNTS_CHECKED = (0, 10**9)  # of each share's schedule
+COUNTS_CHECKED = (0, 10**9)  # the counts at which the sum of the shares is checked
 
 
 def _last_part(reference: str) -> str:
@@ -29,14 +29,14 @@ def _last_part(reference: str) -> str:
 
 
 def _anchors(label: str, anchors: Any) -> dict[str, Schedule]:
-    """Returns each anchor's share by its reference; functions and classes get the reference module:name."""
+    """Returns the anchors' shares by reference; that of a function or class is module:name."""
     check_type(label, anchors, Mapping, expected="shares by opponent")
     shares = {}
     for anchor, share in anchors.items():
         name = anchor if isinstance(anchor, str) else reference_to(anchor) or ""
         if not name.endswith(".pt") and not is_importable(name):
             got = brief(anchor)
-            raise ValueError(f"{label}: expected module:name of what can be imported, or a checkpoint, got {got}")
+            raise ValueError(f"{label}: expected module:name of an importable object, or a checkpoint, got {got}")
         shares[name] = probability(f"{label} {short(name)}", share)
     if len({_last_part(name) for name in shares}) < len(shares):
         raise ValueError(f"{label}: expected names that differ in their last parts, got {brief(list(shares))}")

@@ -1,4 +1,4 @@
-"""Reads settings from a YAML file, whose keys are those of `Config`, and `env`, `algo` and `algorithm`."""
+"""Reads settings from a YAML file. Its keys are the fields of `Config`, and `env`, `algo` and `algorithm`."""
 
 import re
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Loads YAML 1.1, but refuses aliases, which can expand to any size, and repeated keys.
 
-    1e-3 is a number too, and 1:30:00 is text. A key without a value is left out; `null` is None.
+    Unlike in YAML 1.1, 1e-3 is a number, and 1:30:00 is text. A key without a value is left out; `null` is None.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -45,7 +45,7 @@ for _first in "-+0123456789":  # before YAML's own, which reads it as a number o
 
 
 class Settings(NamedTuple):
-    """A file's settings, with defaults for missing ones; `algorithm` holds hyperparameters by name."""
+    """The settings of a file, with defaults for missing ones; `algorithm` has the hyperparameters by name."""
 
     config: Config
     env: str | None = None
@@ -63,8 +63,8 @@ def read_settings(path: str | Path) -> Settings:
         learner: {gamma: 0.98, n_step: 1}
         exploration: {epsilon: "linear(1, 0.05, 10000)"}
 
-    Raises: ValueError: the file cannot be read, is no YAML, or has an unknown key or a value out of range; in one line
-        that names the file and the key.
+    Raises ValueError, in one line that names the file and the key, if the file cannot be read or is not YAML, or if it
+    has an unknown key or a value out of range.
     """
     path = as_path("settings", path)
     try:
@@ -103,7 +103,7 @@ def _check_names(plain: Any) -> None:
     known = {*hints_of(Config), *hints_by_policy(names), "env", "algo", "algorithm"}
     for name in names:
         if name not in known:
-            from ..algos import ALGORITHMS  # which imports torch
+            from ..algos import ALGORITHMS  # imports torch
 
             others = {other for kind in ALGORITHMS.values() for other in hints_of(kind, "algorithm.")}
             raise ValueError(f"unknown setting {short(name)}{did_you_mean(name, known) or did_you_mean(name, others)}")

@@ -1,4 +1,4 @@
-"""A policy that acts: its network, exploration, a memory for each copy, and the weights that it follows."""
+"""A policy that acts: its network, its exploration, its memory of each copy, and the updates of its weights."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ActingPolicy:
     copies: int
     pad: Pad  # of stacks; the same as in training
     generator: np.random.Generator  # for the algorithm's draws
-    explore: Mapping[str, Any] | None = None  # exploration parameters, numbers or arrays [copies]; None: greedy
+    explore: Mapping[str, Any] | None = None  # exploration parameters, numbers or arrays [copies]; None acts greedily
 
     def __post_init__(self) -> None:
         spaces, copies = self.spaces, self.copies
@@ -69,7 +69,7 @@ class ActingPolicy:
         self._choices = np.zeros(0, np.int64)  # index of each copy's action 0 in the flattened masks
         if spaces.masked:
             self._choices = np.add.outer(np.arange(copies) * spaces.choices, spaces.mask_starts).ravel()
-        self._stacks: Values | None = None  # [copies, stack, ...], oldest first
+        self._stacks: Values | None = None  # [copies, stack, ...], the oldest observation first
         if spaces.stack > 1:
             self._stacks = each(lambda field: np.zeros((copies, spaces.stack, *field.shape), field.dtype), spaces.obs)
         self._states: RecurrentStates | None = None  # None until the network returns a state
@@ -88,7 +88,7 @@ class ActingPolicy:
             obs = each(lambda stacks, new: self._pushed(stacks, new, index, begins), self._stacks, obs)
         if self._states is not None:
             remembered["state"] = self._states.read(index, begins)
-        if explore is not None and isinstance(explore.get("epsilon"), np.ndarray):  # of each copy
+        if explore is not None and isinstance(explore.get("epsilon"), np.ndarray):  # one for each copy
             explore = {**explore, "epsilon": explore["epsilon"][index]}
         chosen = self.network.act(obs, explore=explore, mask=mask, generator=self.generator, **remembered)
         action = rows_of("action of the algorithm", self._action, chosen.action, len(begins))
@@ -115,7 +115,7 @@ class ActingPolicy:
         return pushed
 
     def _check_allowed(self, action: NDArray[Any], mask: NDArray[np.bool_]) -> None:
-        """Raises ValueError if the masks [k, choices] do not allow the actions [k, ...]."""
+        """Raises ValueError if the masks [k, choices] forbid one of the actions [k, ...]."""
         allowed = mask.take(action.ravel() + self._choices[: action.size])
         if not allowed.all():
             row = action[int(np.argmin(allowed.reshape(len(action), -1).all(axis=1)))]
@@ -139,28 +139,28 @@ class ActingPolicy:
 
 @dataclass
 class FollowedWeights:
-    """Pulls newer weights into the subscriber's model, with the exploration parameters published beside them."""
+    """Pulls newer weights into the subscriber's model, and the exploration parameters published with them."""
 
     subscriber: Subscriber
     exponents: NDArray[np.float64] | None = None  # [copies], the exponent of epsilon in each copy; None: all 1
     sync_interval: int = 1  # rounds between pulls
-    max_lag: int | None = None  # versions by which weights may be behind; staler ones are pulled before the next turn
+    max_lag: int | None = None  # versions by which weights may be behind before they are pulled early
 
     def __post_init__(self) -> None:
-        self.explore: dict[str, Any] = {}  # changed in place: policies that act share it
+        self.explore: dict[str, Any] = {}  # changed in place, since acting policies share it
         self.version = 0  # of the weights; 0 before the first pull
-        self._due = 0  # the round from which the next pull is due
+        self._due = 0  # the round at which the next pull is due
         if self.exponents is not None and (self.exponents == 1.0).all():
             self.exponents = None
 
     def learned(self) -> bool:
-        """Whether the learner had made an update before it published the weights pulled last."""
+        """Whether the learner had made an update before it published the present weights."""
         return bool(self.subscriber.extras["updates"])
 
     def pull_if_due(self, rounds: int) -> None:
-        """Pulls if `rounds`, the number of rounds so far, has passed a multiple of `sync_interval` since the last call.
+        """Pulls newer weights every `sync_interval` rounds, or when they are more than `max_lag` versions behind.
 
-        Also pulls if the weights are behind by more than `max_lag` versions.
+        `rounds` is the number of rounds so far.
         """
         if rounds >= self._due:
             self._due = (rounds // self.sync_interval + 1) * self.sync_interval
@@ -169,11 +169,11 @@ class FollowedWeights:
             self.pull()
 
     def pull(self) -> bool:
-        """Pulls newer weights, if any, and returns whether it did; waits, at most 0.1 s, only before the first pull."""
+        """Pulls newer weights, if any; returns whether it did. The first pull waits for weights, at most 0.1 s."""
         try:
             pulled = self.subscriber.pull(timeout=0.0 if self.version else FIRST_PULL_S)
         except TimedOut:
-            return False  # their learner is overwriting them, or died doing so: the next pull gets them
+            return False  # the learner is overwriting the weights, or died doing so: the next pull gets them
         if pulled:
             self.explore |= exploration_of(self.subscriber.extras)
             if "epsilon" in self.explore and self.exponents is not None:

@@ -1,6 +1,6 @@
-"""The actor's loop: observe, record outcomes, act. It waits for a learner only if rows per update are limited.
+"""The actor's loop: observe, record outcomes, act. It waits for a learner only if updates per step are limited.
 
-The loop handles all copies of the environment at once, as arrays: no line of this file runs once for each copy.
+The loop handles all copies of the environment at once, as arrays.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ Collectors = Mapping[str, Collector | LeagueCollector]  # by agent
 
 
 class ActorHost(Protocol):
-    """Declares what an actor's loop needs from the worker that runs it."""
+    """The worker that runs an actor's loop, as the loop sees it."""
 
     rounds: int  # so far
-    episodes: int  # that are over, as of the last round
-    ended: NDArray[np.int64]  # [copies], those of each copy
+    episodes: int  # ended episodes as of the last round
+    ended: NDArray[np.int64]  # [copies]: ended episodes of each copy
 
     def acting(self) -> bool:
-        """Whether this actor has steps left to make, and the run has not been stopped."""
+        """Whether this actor has steps left to take, and the run has not been stopped."""
 
     def begin(self, turn: Turn) -> None:
         """Assigns opponents and parts of the replay to the episodes that begin."""
@@ -33,7 +33,7 @@ class ActorHost(Protocol):
     def report(self, agent: str, name: str, value: float) -> None: ...
 
     def count_steps(self, steps: int) -> None:
-        """Counts the steps of a round, and sends a heartbeat, so that the worker does not seem to hang."""
+        """Counts the steps of a round, and sends a heartbeat."""
 
 
 def act_until_done(env: VectorEnvironment, collectors: Collectors, host: ActorHost) -> None:
@@ -44,7 +44,7 @@ def act_until_done(env: VectorEnvironment, collectors: Collectors, host: ActorHo
 
 
 def observe(env: VectorEnvironment, collectors: Collectors, host: ActorHost) -> list[Turn]:
-    """Records the outcomes of earlier actions, and returns the turns now due; writing a row may wait for a learner."""
+    """Records the outcomes of earlier actions, and returns the due turns. Writing a row may wait for a learner."""
     outcomes, turns = env.observe()
     for outcome in outcomes:
         collectors[outcome.agent].record(outcome)
@@ -57,14 +57,14 @@ def _report_over(env: VectorEnvironment, collectors: Collectors, host: ActorHost
     over = (env.ended != host.ended).nonzero()[0]
     host.episodes, host.ended[over] = env.episodes, env.ended[over]
     finished = [ended for collector in collectors.values() for ended in collector.end(over)]
-    for ended in finished:  # after all `end` calls: results need all agents' returns
+    for ended in finished:  # only now, since a game's result depends on all agents' returns
         host.report_ended(ended)
 
 
 def cut_episodes(env: VectorEnvironment, collectors: Collectors, host: ActorHost) -> None:
     """Records the outcomes of the last actions, and truncates the episodes that have not ended.
 
-    The last transitions are then complete, and a queue's reader gets the last batch.
+    This completes the last transitions, so that a queue's reader gets the last batch.
     """
     outcomes, turns = env.observe()
     following = {turn.agent: turn for turn in turns}
@@ -85,7 +85,7 @@ def cut_episodes(env: VectorEnvironment, collectors: Collectors, host: ActorHost
 def act(env: VectorEnvironment, collectors: Collectors, turns: list[Turn], host: ActorHost) -> None:
     """Takes the due actions, after pulling the newest weights if a pull is due.
 
-    Only policies that act now check for newer weights: with many agents, checks by all would slow each turn.
+    Only the policies that act now look for newer weights: a look for every agent would slow each turn.
     """
     for turn in turns:
         for weights in collectors[turn.agent].followed:
@@ -93,7 +93,7 @@ def act(env: VectorEnvironment, collectors: Collectors, turns: list[Turn], host:
     steps = 0
     for turn in turns:
         collector = collectors[turn.agent]
-        if len(turn.begins.nonzero()[0]):  # in half of the time of `np.count_nonzero`
+        if len(turn.begins.nonzero()[0]):  # takes half the time of `np.count_nonzero`
             host.begin(turn)
             lost = collector.begin(turn.copies[turn.begins])
             if lost:

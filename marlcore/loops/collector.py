@@ -28,8 +28,8 @@ class Ended(NamedTuple):
 class Collector:
     """Plays one agent in all copies for one learning policy: chooses actions, sums returns, and writes rows."""
 
-    player: ActingPolicy | ScriptedAtFirst  # of the policy that learns
-    weights: FollowedWeights  # of the same
+    player: ActingPolicy | ScriptedAtFirst  # of the learning policy
+    weights: FollowedWeights  # of the learning policy
     recorder: Recorder
     priorities: FirstPriorities | None = None  # None leaves first priorities to the replay
 
@@ -37,11 +37,11 @@ class Collector:
         self.copies = copies = self.recorder.copies
         self.followed = [self.weights]
         self.numbers = np.zeros(copies, np.int64)  # each copy's player; only the rows of LATEST are written
-        self.opponents: Player | None = None  # None while all learn
-        # Returns of the last finished episodes and of the present ones, whichever player acted
+        self.opponents: Player | None = None  # None while the learning policy plays in all copies
+        # By copy: the return of the last finished episode, and of the present one so far, of any player
         self.returns, self._returns = np.zeros((2, copies))
         self._lengths = np.zeros(copies, np.int64)  # without the rounds in which all copies acted
-        self._rounds = 0  # in which all copies acted
+        self._rounds = 0  # rounds in which all copies acted
         self._infos: dict[int, Mapping[str, float]] = {}  # by copy, when the agent's episode ended
 
     def record(self, outcome: Outcome) -> None:
@@ -65,7 +65,7 @@ class Collector:
             self.player.reward(outcome.reward, rows)
 
     def end(self, copies: NDArray[np.int64]) -> list[Ended]:
-        """Resets the returns in these copies, whose episodes have ended; returns the learning policy's episodes."""
+        """Resets the returns of these copies, whose episodes have ended; returns the learning policy's episodes."""
         self.returns[copies], lengths = self._returns[copies], self._lengths[copies] + self._rounds
         self._returns[copies], self._lengths[copies] = 0.0, -self._rounds
         infos = [(copy, self._infos.pop(copy)) for copy in copies.tolist() if copy in self._infos]
@@ -75,7 +75,7 @@ class Collector:
         return [Ended(self.recorder.agent, copies, self.returns[copies], lengths, infos)] if len(copies) else []
 
     def begin(self, copies: NDArray[np.int64]) -> int:
-        """Begins an episode in these copies; returns how many actions are lost, because their outcomes never came."""
+        """Begins an episode in these copies; returns the number of lost actions, whose outcomes never came."""
         if self.priorities is not None:
             self.priorities.begin(copies)
         return self.recorder.begin(copies)
@@ -104,10 +104,10 @@ class Collector:
 
 @dataclass
 class LeagueCollector:
-    """Holds an agent's collectors in a league, one for each policy; one policy learns in each episode."""
+    """An agent's collectors in a league, one for each policy; in each episode, one policy learns."""
 
     collectors: Sequence[Collector]
-    learning: NDArray[np.int64]  # [copies]: the place of the policy that learns in the episode
+    learning: NDArray[np.int64]  # [copies]: the index of the collector whose policy learns in the episode
 
     def __post_init__(self) -> None:
         # All policies' weights: a policy that does not learn in an episode may be an opponent in it
@@ -121,14 +121,14 @@ class LeagueCollector:
         return [ended for collector, rows in self._split(copies) for ended in collector.end(copies[rows])]
 
     def begin(self, copies: NDArray[np.int64]) -> int:
-        """Begins an episode in the collectors of all policies; returns how many actions are lost in all of them."""
+        """Begins an episode in the collectors of all policies; returns the number of lost actions in all of them."""
         return sum(collector.begin(copies) for collector in self.collectors)
 
     def act(self, turn: Turn) -> NDArray[Any]:
         return joined(self.learning[turn.copies], lambda place, rows: self.collectors[place].act(turn.part(rows)))
 
     def _split(self, copies: NDArray[np.int64]) -> Iterator[tuple[Collector, NDArray[np.bool_]]]:
-        """Yields each collector whose policy learns in some of these copies, with the mask [k] of such copies."""
+        """Yields each collector whose policy learns in some of these copies, with the mask [k] of those copies."""
         learning = self.learning[copies]
         return ((self.collectors[place], learning == place) for place in np.unique(learning).tolist())
 
@@ -146,9 +146,9 @@ def route(collectors: Mapping[str, Collector], names: list[str], turn: Turn) -> 
 
 
 def part_of_tag(tag: Any, names: list[str]) -> int:
-    """Returns the index of a tag such as "anchor:weak" in `names` or, if `names` lacks the tag, of "anchor".
+    """Returns the index in `names` of a tag such as "anchor:weak" or, if `names` lacks it, of "anchor".
 
-    Returns 0 if `names` is empty, since the replay then has one part. Raises ValueError if `names` has neither.
+    If `names` is empty, the replay has one part, and the index is 0. Raises ValueError if `names` lacks both.
     """
     if not names:
         return 0

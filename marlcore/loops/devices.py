@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.device:
-    """Returns the named device; "auto" means CUDA (with `spread`, GPU `index` modulo their number), else MPS, else CPU.
+    """Returns the named device. "auto" is CUDA (GPU 0; with `spread`, `index` modulo their number), else MPS, else CPU.
 
-    Raises: ValueError: torch does not know the device, or this machine does not have it.
+    Raises ValueError if torch does not know the device or this machine does not have it.
     """
-    import torch  # here, so that processes without it import this file
+    import torch  # here, so that processes that need no torch can import this file
 
     if name == "auto":
         if torch.cuda.is_available():

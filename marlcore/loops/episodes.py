@@ -18,20 +18,20 @@ from .players import Player
 from .seeds import torch_seeded
 
 TITLES = ("mean return", "95 % confidence", "std", "min", "max", "mean length")
-WINNER = "winner"  # in the info at an episode's end: above 0 where this agent won, below 0 where it lost
+WINNER = "winner"  # a number in the info at an episode's end: above 0 if this agent won, below 0 if it lost
 WIDTH = 100  # of the table as text
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Holds the outcome of an evaluation's episodes.
+    """The outcome of an evaluation's episodes.
 
     Attributes:
         returns: by agent, float64 [episodes]: the sum of the agent's rewards, even if the agent never acted.
         lengths: by agent, int64 [episodes]: the number of the agent's actions.
         infos: by agent and name, the mean of the numbers with this name in the agent's infos at the ends of episodes.
-        distinct: the number of episodes that differ from each other in an observation, an action or a reward. If it
-            is 1 after several episodes, all are copies of one game, and the spread of returns is unknown.
+        distinct: the number of different episodes; episodes are equal if all observations, actions and rewards are. If
+            it is 1 after several episodes, all are copies of one game, and the spread of returns is unknown.
         results: by agent, int64 [episodes]: 1 after a win, 0 after a draw, -1 after a loss, by the sign of
             `info["winner"]` at the episode's end. Without this number, the agent's return is compared with the
             highest return of the other agents, or with 0 if there are no others.
@@ -63,8 +63,8 @@ class Evaluation:
     def interval(self) -> dict[str, tuple[float, float]]:
         """The 95 % confidence interval of the mean return, by agent; NaN if `distinct` is 1.
 
-        mean +- t(d - 1) s / sqrt(d - 1), where d counts the distinct games, t is Student's 0.975 quantile, and s^2 the
-        mean squared deviation of all episodes: copies of a game tell nothing new about the mean.
+        mean +- t(d - 1) s / sqrt(d - 1), where d is `distinct` (copies of a game tell nothing new about the mean), t
+        is Student's 0.975 quantile, and s^2 is the mean squared deviation of all episodes.
         """
         freedom = self.distinct - 1
         scale = t_975(freedom) / math.sqrt(max(freedom, 1))
@@ -101,9 +101,10 @@ class Evaluation:
 
 
 def t_975(freedom: int) -> float:
-    """Returns the 0.975 quantile of Student's t: sqrt(freedom) tan(angle), where bisection finds the angle.
+    """Returns the 0.975 quantile of Student's t distribution with `freedom` degrees of freedom; NaN for 0.
 
-    The probability between -t and t is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    It is sqrt(freedom) tan(angle). Bisection finds the angle at which the probability between -t and t, a finite sum
+    (Abramowitz and Stegun, 26.7.3 and 26.7.4), is 0.95.
     """
     if freedom < 1:
         return math.nan
@@ -128,9 +129,9 @@ def play(
     goes_on: Callable[[], bool] = lambda: True,
     watch: Callable[[int], object] = lambda ended: None,
 ) -> Evaluation | None:
-    """Plays episodes; with new players, the seed determines them. Returns None once `goes_on` returns False.
+    """Plays episodes, which the seed determines if the players are new. Returns None if `goes_on` returns False.
 
-    Calls `watch` after each round with the number of episodes that have ended.
+    Calls `watch` after each round with the number of ended episodes.
     """
     with torch_seeded(seed):
         env.reset(seed)
@@ -144,19 +145,19 @@ def play(
 
 
 class _Episodes:
-    """Plays a fixed number of episodes in each copy; counting the first episodes to end would favour short ones."""
+    """Plays a fixed number of episodes in each copy. (Counting whichever end first would favour short episodes.)"""
 
     def __init__(self, env: VectorEnvironment, players: Mapping[str, Player], episodes: int) -> None:
         self._env = env
         self._players = players
         self.left = counted(episodes, env.copies)  # episodes of each copy that still count
-        self._place = np.cumsum(self.left) - self.left  # of each copy's present episode in the results
+        self._place = np.cumsum(self.left) - self.left  # by copy: the index of its present episode in the results
         self._ended = env.ended.copy()
         self._digests = {agent: [0] * env.copies for agent in env.agents}  # of each copy's present episode so far
         self._games: set[tuple[int, ...]] = set()
         self._returns = {agent: np.zeros(episodes) for agent in env.agents}
         self._lengths = {agent: np.zeros(episodes, np.int64) for agent in env.agents}
-        # By agent and name, each episode's last number: an agent that returns ends several times in an episode.
+        # By agent and name: each episode's last number, since an agent may end several times in an episode.
         self._infos: dict[str, dict[str, dict[int, float]]] = {agent: defaultdict(dict) for agent in env.agents}
 
     @property
@@ -165,7 +166,7 @@ class _Episodes:
 
     def play_round(self) -> None:
         outcomes, turns = self._env.observe()
-        for outcome in outcomes:  # before the ends: no agent has acted in the next episode yet
+        for outcome in outcomes:  # all of them belong to episodes that began earlier
             self._add(outcome)
         self._note_ends()
         if self.done:
@@ -228,5 +229,5 @@ def compared(returns: Any, others: Any) -> Any:
 
 
 def counted(episodes: int, copies: int) -> NDArray[np.int64]:
-    """Returns how many episodes count in each copy, int64 [copies]; results list one copy after another."""
+    """Returns the number of episodes that count in each copy, int64 [copies]."""
     return np.bincount(np.arange(episodes) % copies, minlength=copies)

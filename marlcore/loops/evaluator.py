@@ -1,6 +1,6 @@
-"""The evaluator's loop: it plays greedy episodes with the newest weights at intervals.
+"""The evaluator's loop: plays greedy episodes with the newest weights at intervals.
 
-The weights never change during an evaluation, and the same weights are not evaluated twice.
+Weights do not change during an evaluation, and are not evaluated twice.
 """
 
 import time
@@ -18,12 +18,12 @@ from .acting_policy import ActingPolicy
 from .episodes import play
 
 GoesOn = Callable[[], bool]  # asked before each round of actions; False ends the evaluation
-Games = Callable[[int, GoesOn], bool]  # plays, reports and keeps the weights at a step count; False: it was cut off
+Games = Callable[[int, GoesOn], bool]  # plays, reports and saves the weights of a step count; False if `GoesOn` was
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Holds a policy that is evaluated, and saves its best and newest checkpoints."""
+    """A policy that is evaluated; saves its best and newest checkpoints."""
 
     policy: AssignedPolicy
     acting: ActingPolicy  # acts greedily by the weights that `subscriber` pulls; each game uses a copy
@@ -49,7 +49,10 @@ def play_in_common(
     env: VectorEnvironment, candidates: Sequence[Candidate], episodes: int, seed: Callable[[int], int],
     report: Callable[[str, str, float, int], None], now: int, goes_on: GoesOn,
 ) -> bool:  # fmt: skip
-    """Plays games, seeded by seed(now), in which agents act by their policies; returns False if `goes_on` ends them."""
+    """Plays games of all policies, seeded by seed(now); then reports their results and saves the weights.
+
+    Returns False, without results, if `goes_on` ends the games.
+    """
     seed_now = seed(now)
     players = {
         agent: replace(candidate.acting, generator=np.random.default_rng(seed_now + index))
@@ -77,7 +80,7 @@ def play_in_common(
 class Evaluator:
     """Evaluates a run's policies every `interval` steps and every `seconds` seconds; 0 disables either.
 
-    `skipped` counts the evaluations at multiples of `interval` that were never made, because another was under way.
+    `skipped` counts the multiples of `interval` without an evaluation, because an earlier one was still under way.
     """
 
     candidates: Sequence[Candidate]
@@ -103,16 +106,16 @@ class Evaluator:
         return now // self.interval - self.last // self.interval if self.interval else 0
 
     def evaluate(self, goes_on: GoesOn, final: bool = False) -> bool:
-        """Evaluates newer weights, if any; returns whether it did. If `goes_on` ends an evaluation, it remains due.
+        """Evaluates newer weights, if any; returns whether it did. An evaluation that `goes_on` ends remains due.
 
-        If `final`, the evaluation counts as due by `interval` only if the last step is a multiple of `interval`.
+        A `final` evaluation replaces one at a multiple of `interval` only if the last step is such a multiple.
         """
         now, now_s = self.steps(), self.clock()
         try:
             for candidate in self.candidates:
                 candidate.subscriber.pull()
         except TimedOut:
-            return False  # their learner is overwriting them, or died doing so
+            return False  # the learner is overwriting the weights, or died doing so
         versions = [candidate.subscriber.version for candidate in self.candidates]
         if not all(versions):
             return False
@@ -120,8 +123,8 @@ class Evaluator:
         played = versions != self._evaluated and self.games(now, goes_on)
         if played:
             self._evaluated = versions
-            stands = not final or (self.interval > 0 and now % self.interval == 0)
-            self.skipped += max(0, self._passed(now) - stands)
+            on_time = not final or (self.interval > 0 and now % self.interval == 0)
+            self.skipped += max(0, self._passed(now) - on_time)
         if versions == self._evaluated:
             self.last, self._last_s = now, now_s
         return played

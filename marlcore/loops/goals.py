@@ -1,4 +1,4 @@
-"""Gives hindsight the reward functions of a run's environment, such as Gymnasium-Robotics' GoalEnv."""
+"""Gives hindsight the reward functions of a run's environment, such as a GoalEnv of Gymnasium-Robotics."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,10 +13,10 @@ ARGUMENTS = "(achieved_goal, desired_goal, info)"
 
 
 def with_functions_of(env: Any, hindsight: Hindsight, spec: TransitionSpec) -> Hindsight:
-    """Returns hindsight with the reward functions of the environment or its wrappers, unless it has functions already.
+    """Returns `hindsight` with the reward functions of the environment or its wrappers, unless it has its own.
 
     A `compute_terminated` that takes only single goals is left out. Raises ValueError if the environment lacks
-    `compute_reward`, or if this function does not return a reward for each row.
+    `compute_reward`, or if that does not return one reward for each row.
     """
     hindsight.check_goals(spec)
     if hindsight.compute_reward is not None:
@@ -37,7 +37,6 @@ def with_functions_of(env: Any, hindsight: Hindsight, spec: TransitionSpec) -> H
 
 
 def _method(env: Any, name: str) -> Any:
-    """Returns a method of an environment or of one of its wrappers; None if none of them has the method."""
     try:
         return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name, None)
     except AttributeError:

@@ -1,4 +1,4 @@
-"""The learner's loop: sample, update, publish. It waits for data, and for actors if updates per step are limited."""
+"""The learner's loop: sample, update, publish. It waits for data and, if updates per step are limited, for actors."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from ..weights import Publisher
 from .model import FiniteCheck, Normalizer, RewardNormalizer, RunningMoments
 
 WAIT_S = 0.1  # longest wait for data between two heartbeats
-SHARED_WAIT_S = 0.005  # shortest wait for one policy's data among several policies
-PATIENCE = 10  # that wait in durations of a round without updates, so that many idle policies load no core
+SHARED_WAIT_S = 0.005  # shortest wait if several policies have no data
+PATIENCE = 10  # that wait as a multiple of the time of an idle round, so that many idle policies load no core
 FROZEN_AFTER = 100  # batches
 
 
 class Batches(Protocol):
-    """A policy's source of batches: a `Sampler`, `Mixture`, `Prefetch` or queue; the default methods suit a queue."""
+    """A policy's source of batches: a `Sampler`, `Mixture`, `Prefetch` or queue; the defaults are those of a queue."""
 
-    sample: Callable[..., Batch | TorchBatch]  # within a `timeout`
-    prioritized: bool = False  # the priorities that updates return are used
-    on_policy: bool = False  # weights are published after each batch
+    sample: Callable[..., Batch | TorchBatch]  # takes a `timeout`
+    prioritized: bool = False  # whether to use the priorities that updates return
+    on_policy: bool = False  # whether to publish weights after each batch
 
     def update_priorities(self, index: Any, priority: Any) -> None:
         return
@@ -41,12 +41,12 @@ class Batches(Protocol):
         return
 
     def follow(self, pace: Callable[[float], float]) -> None:
-        """Limits batches to a pace, which maps a number of steps from now (negative: ago) to updates per step."""
+        """Limits batches to a pace: a function from a number of steps from now (negative: ago) to updates per step."""
         return
 
     @property
     def due(self) -> bool:
-        """Whether `updates_per_step` makes an update due (unset: False). For a queue: whether a batch may be ready."""
+        """Whether `updates_per_step`, if set, makes an update due. For a queue: whether a batch may be ready."""
 
     @property
     def save_due(self) -> bool:
@@ -91,7 +91,7 @@ def learn(learner: Learner, wait_s: float = 0.0) -> bool:
         try:
             batches.update_priorities(sampled.index, update.priority)
         except ValueError:
-            learner.check_loss()  # which may be why a priority is not finite
+            learner.check_loss()  # a priority is not finite, perhaps because the loss is not
             raise
     learner.follow_up(update.updates, sampled)
     return True
@@ -113,9 +113,9 @@ class Learner:
     finite: FiniteCheck
     report: Callable[[str, float], None]
     save_state: Callable[[dict[str, Any]], None]
-    pace: Schedule | None = None  # of updates per step, where it changes
-    clearing: Set[int] = frozenset()  # the stages from which on batches forget earlier transitions
-    updates: int = 0  # so far, by all its processes
+    pace: Schedule | None = None  # updates per step, if they change during the run
+    clearing: Set[int] = frozenset()  # the stages at whose beginning batches drop earlier transitions
+    updates: int = 0  # so far, earlier processes' included
     stage: int = 0
     also_publish: Callable[[Mapping[str, float]], Mapping[str, Any]] | None = None  # adds to the published numbers
     also_report: Callable[[], None] | None = None
@@ -132,12 +132,11 @@ class Learner:
         self.publish()
 
     def _pace_at(self, ahead: float) -> float:
-        """Returns the pace, in updates per step, that holds `ahead` steps from now."""
         assert self.pace is not None
         return self.pace.at(self.updates if self.pace.of == "updates" else max(0, int(self.steps() + ahead)))
 
     def normalize(self, batch: TorchBatch) -> None:
-        """Normalizes a batch's observations and rewards; first adds both to the statistics if the settings say so."""
+        """Normalizes a batch's observations and rewards in place; first adds them to the statistics, if not frozen."""
         norm, rewards = self.norm, self.rewards
         if norm is not None:
             if self._takes(self.config.obs_norm, norm):
@@ -149,7 +148,7 @@ class Learner:
             batch.raw_reward, batch.reward = batch.reward, rewards(batch.reward)
 
     def _takes(self, mode: str, moments: RunningMoments) -> bool:
-        """Whether batches still update the statistics: always in mode "running", only at first in mode "frozen"."""
+        """Whether batches still update the statistics: always in mode "running", only the first in mode "frozen"."""
         most = self.config.norm_frozen_after
         return mode == "running" or bool(moments.batches < FROZEN_AFTER if most is None else moments.count < most)
 
@@ -176,7 +175,7 @@ class Learner:
             self.publish()
         if passed(config.log_interval):
             self._report_averages(batch)
-        elif self.updates == made:  # the first ever: a short run shows its loss, too
+        elif self.updates == made:  # the very first, so that a short run shows its loss, too
             self._report_metrics()
         late = time.monotonic() - self._last_save > config.checkpoint_seconds
         if passed(config.checkpoint_interval) or late or self.batches.save_due:
@@ -195,10 +194,10 @@ class Learner:
         self._reported = self.updates
         acted = batch.policy_version if isinstance(batch, Batch) else batch.policy_version.cpu().numpy()
         lag = (self.version - acted) % 2**32
-        lag[lag >= 2**31] = 0  # rows newer than the checkpoint from which the learner resumed
+        lag[lag >= 2**31] = 0  # these rows are newer than the checkpoint from which the learner resumed
         p50, p99 = np.percentile(lag, (50, 99))
         lags = {"policy_lag": lag.mean(), "policy_lag_p50": p50, "policy_lag_p99": p99}
-        is_compiled = not getattr(self.trainer, "reason", "torch")  # a reason says why updates are not
+        is_compiled = not getattr(self.trainer, "reason", "torch")  # the reason why updates are not compiled
         rates = {"updates_per_s": count / max(now - self._last_report, 1e-9), "compiled": float(is_compiled)}
         if self.pace is not None:
             rates["updates_per_step"] = self._pace_at(0)
@@ -209,7 +208,7 @@ class Learner:
         self._last_report = now
 
     def publish(self) -> None:
-        """Publishes weights, schedules' values and the update count; clears the batches if a clearing stage begins."""
+        """Publishes weights, scheduled numbers and counts; clears the batches if a stage of `clearing` has begun."""
         self.check_loss()
         self.finite.check_published(self.updates)
         steps = self.steps()
@@ -221,7 +220,7 @@ class Learner:
         self.version = self.publisher.publish(**numbers)
         stage = int(self.published["stage"])
         first, last = sorted((self.stage, stage))
-        if any(first < begun <= last for begun in self.clearing):  # a checkpoint's stage may differ by more than one
+        if any(first < begun <= last for begun in self.clearing):  # several stages may have begun since a checkpoint
             self.batches.clear()
         self.stage = stage
 
@@ -240,5 +239,5 @@ class Learner:
 
 
 def _valid(batch: TorchBatch, values: Any) -> Any:
-    """Returns a batch's values without those that lie after an episode's end in a window."""
+    """Returns a batch's values without the padding after an episode's end in a window."""
     return values if batch.mask is None else rows_at(values, batch.valid[..., -1])

@@ -43,7 +43,7 @@ class Normalizer(RunningMoments):
         return bool(self._parts) and bool(self.count)
 
     def normalized(self, obs: Any) -> Any:
-        """See `forward`; here the observations may lack parts."""
+        """Does `forward` for observations that may lack parts."""
         values = by_name(obs)
         for name in values.keys() & self._parts:
             values[name] = self.normalized_part(name, values[name], LIMIT)
@@ -53,24 +53,23 @@ class Normalizer(RunningMoments):
 class RewardNormalizer(RunningMoments):
     """Divides rewards by the standard deviation of the discounted return, as VecNormalize of Stable-Baselines3 does.
 
-    A row stores the raw reward and the discounted return of its episode so far. The learner scales the rewards when it
-    samples them. So only the learner writes the statistics, and old rows of a replay are scaled by the current
-    statistics, too.
+    A row stores the raw reward and the discounted return of its episode so far. The learner scales rewards when it
+    samples them. So only the learner updates the statistics, and old rows are scaled by the current ones, too.
     """
 
     def __init__(self) -> None:
         super().__init__({RETURN: ()})
 
     def forward(self, reward: torch.Tensor) -> torch.Tensor:
-        """Returns the scaled rewards, float32, within [-10, 10]; n-step sums are clipped as a whole."""
+        """Returns the scaled rewards, float32, clipped to [-10, 10] (n-step returns after the sum)."""
         return (reward / self.deviation(RETURN)).clamp(-LIMIT, LIMIT).float()
 
 
 class PolicyModel(nn.Module):
-    """Holds a policy's model. A learner publishes this module's tensors: the acting part's and the normalizations'.
+    """A policy's model. A learner publishes this module's tensors: the acting part's and the normalizations'.
 
     Attributes:
-        whole: the algorithm's whole model, for the learner; tensors outside `model` are no part of this module.
+        whole: the algorithm's whole model, for the learner; not a submodule, so its other tensors are not published.
         model: the acting part of `whole`, by which actors act.
         norm: the normalization of observations.
         rewards: the normalization of rewards, for the actors' first priorities and a restarted learner.
@@ -82,7 +81,7 @@ class PolicyModel(nn.Module):
         self, whole: nn.Module, norm: Normalizer | None = None, rewards: RewardNormalizer | None = None
     ) -> None:
         super().__init__()
-        self.__dict__["whole"] = whole  # beside the parts of this module
+        self.__dict__["whole"] = whole  # does not make it a submodule
         self.model, self.norm, self.rewards = getattr(whole, "acting", whole), norm, rewards
 
     @property
@@ -95,11 +94,11 @@ class PolicyModel(nn.Module):
         return super().to(*args, **kwargs)
 
     def saved(self) -> dict[str, Any]:
-        """Returns copies of the weights, for a checkpoint: torch cannot save views of one storage of several dtypes."""
+        """Returns copies of the weights for a checkpoint: torch cannot save views of one storage with other dtypes."""
         return {"network": _copied(self.whole), "norm": _copied(self.norm), "reward_norm": _copied(self.rewards)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the weights of a learner's checkpoint, or of an evaluator's, which has the acting part alone."""
+        """Restores the weights of a learner's checkpoint, or an evaluator's, which has only the acting part."""
         if "acting" in state:
             self.load_state_dict(state["acting"])
             return
@@ -111,8 +110,8 @@ class PolicyModel(nn.Module):
     def initialise(self, state: Mapping[str, Any], strict: bool, policy: str) -> list[str]:
         """Loads weights from another run's checkpoint, or from {"network": a state_dict of the whole network}.
 
-        Leaves out weights that do not fit, and returns their names. Raises ValueError if none fits or,
-        with `strict`, if some do not fit.
+        Leaves out weights whose names or shapes do not fit, and returns their names. Raises ValueError if no weights
+        fit or, with `strict`, if some do not.
         """
         first: tuple[nn.Module, Mapping[str, torch.Tensor]]
         first = (self, state["acting"]) if "acting" in state else (self.whole, state.get("network", {}))
@@ -156,9 +155,9 @@ def _copied(module: nn.Module | None) -> dict[str, torch.Tensor] | None:
 
 
 def build_model(policy: AssignedPolicy, config: Config) -> PolicyModel:
-    """Builds a policy's untrained model, the same for the same seed, and leaves torch's generator unchanged."""
+    """Builds a policy's untrained model, which the seed determines; leaves torch's generators unchanged."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(run_seed(config, "network", policy.index))  # leaves GPU generators alone
+        torch.default_generator.manual_seed(run_seed(config, "network", policy.index))  # unlike `torch.manual_seed`
         settings = config.learner_of(policy.name)
         norm = None if settings.obs_norm == "off" else Normalizer(policy.spaces)
         rewards = None if settings.reward_norm == "off" else RewardNormalizer()
@@ -169,14 +168,14 @@ def build_model(policy: AssignedPolicy, config: Config) -> PolicyModel:
 class FiniteCheck:
     """Checks a policy's loss, weights and checkpoints; each method raises Diverged if a number is NaN or infinite.
 
-    Buffers and trainer state that were infinite at the beginning, such as a mask of -inf, are exempt.
+    Exempt are buffers and trainer state that were infinite at the beginning, such as a mask of -inf.
     """
 
     policy: str
     model: PolicyModel
     trainer: InitVar[Mapping[str, Any]]  # its state at the beginning
     checkpoint: Path
-    saved: int | None  # the updates of the checkpoint in that file
+    saved: int | None  # the update count of the checkpoint in that file
 
     def __post_init__(self, trainer: Mapping[str, Any]) -> None:
         model = self.model
@@ -190,7 +189,7 @@ class FiniteCheck:
             self._refuse(f"the loss is {loss}", updates)
 
     def check_published(self, updates: int) -> None:
-        """Checks the weights of the acting part in one pass; the list of tensors is made anew only if parts changed."""
+        """Checks the acting part's weights; lists its tensors again only if its submodules have changed."""
         model = self.model
         if not self._published or not self._has_members():
             self._has_members = members_kept(model)
@@ -213,7 +212,7 @@ class FiniteCheck:
             by_kind.setdefault((tensor.device, tensor.dtype), []).append(tensor)
         if all(math.isfinite(_size(alike)) for alike in by_kind.values()):
             return
-        for name, tensor in tensors.items():  # a norm of finite numbers may be infinite
+        for name, tensor in tensors.items():  # the norm of finite numbers may be infinite
             wrong = ~torch.isfinite(tensor)
             if wrong.any():
                 self._refuse(f"{name} holds {tensor[wrong][0].item()}", updates)
@@ -228,10 +227,10 @@ class FiniteCheck:
 
 @np.errstate(over="ignore", invalid="ignore")
 def _size(alike: list[torch.Tensor]) -> Any:
-    """Returns a measure of tensors of one device and dtype that is finite only if all their numbers are.
+    """Returns a norm of tensors of one device and dtype, which is finite only if all their numbers are.
 
-    For small tensors on the CPU, products of NumPy take a fifth of the time of torch's norms; on a GPU, one call is
-    one wait.
+    On the CPU, NumPy's products take a fifth of the time of torch's norms if tensors are small. On a GPU, a single call
+    means a single wait.
     """
     if alike[0].dtype is torch.float32 and alike[0].is_cpu:
         arrays = [tensor.detach().numpy().ravel() for tensor in alike]

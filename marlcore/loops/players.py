@@ -1,6 +1,6 @@
-"""Plays an agent in several copies of the environment: by a script, or by a player chosen for each copy.
+"""Players of an agent in several copies of the environment: a script, or several players, one chosen for each copy.
 
-acting_policy.py has the player that acts by a network.
+The player that acts by a network is in acting_policy.py.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ScriptedPlayer:
         return Action(np.stack([self._action(copy, rows_at(obs, i)) for i, copy in enumerate(copies)]))
 
     def reward(self, reward: NDArray[Any], index: Any) -> None:
-        """Ignores the rewards: scripts take none."""
+        """Ignores the rewards, which scripts do not use."""
 
     def _action(self, copy: int, obs: Any) -> NDArray[Any]:
         spaces, label, seen = self._spaces, self._label, obs
@@ -106,7 +106,7 @@ class ScriptedAtFirst:
     learned: Callable[[], bool]
 
     def __post_init__(self) -> None:
-        self._scripted = scripted = np.zeros(self.policy.copies, np.bool_)  # where the script acts
+        self._scripted = scripted = np.zeros(self.policy.copies, np.bool_)  # the copies in which the script acts
         self._both = PlayersByNumber(scripted.__getitem__, lambda number: self.script if number else self.policy)
         self.reward = self.policy.reward
 
@@ -126,9 +126,9 @@ class ScriptedAtFirst:
 
 @dataclass
 class PlayersByNumber:
-    """Plays an agent by several players; `numbers_in` tells the number of the player that acts in each copy."""
+    """Plays an agent by several players, of which one acts in each copy."""
 
-    numbers_in: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # copies [k] to numbers [k] of their present players
+    numbers_in: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # copies [k] to the numbers [k] of their players
     player_of: Callable[[int], Player]
 
     def choose(self, obs: Values, index: NDArray[np.int64], begins: NDArray[np.bool_]) -> Action:
@@ -145,7 +145,7 @@ class PlayersByNumber:
 
 
 def joined(numbers: NDArray[Any], choose: Callable[[int, NDArray[np.bool_]], NDArray[Any]]) -> NDArray[Any]:
-    """Returns actions [k, ...] for k rows; calls `choose` once for each number, with the mask of its rows."""
+    """Returns actions [k, ...] for rows with numbers [k]; calls `choose` once for each number, with its rows' mask."""
     different = np.unique(numbers).tolist()
     chosen = [(rows := numbers == number, choose(number, rows)) for number in different]
     first = chosen[0][1]

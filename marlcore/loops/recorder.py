@@ -1,4 +1,4 @@
-"""Records one agent's rows in all copies: holds the last actions in columns until the actions' outcomes come."""
+"""Records one agent's rows in all copies: keeps the last actions in columns until their outcomes come."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ByName = Mapping[str, NDArray[Any]]
 FirstPriority = Callable[[ByName, NDArray[Any], ByName], NDArray[np.float32]]  # before, reward, after
-ALL = slice(None)  # indexes the rows of all copies, without a copy of the rows
+ALL = slice(None)  # indexes the rows of all copies without copying them
 
 
 @dataclass
@@ -29,29 +29,29 @@ class Recorder:
     """Writes a row for each action of an agent once the action's outcome is known."""
 
     agent: str
-    rows: HeldRows  # of each copy
+    rows: HeldRows  # one for each copy
     spec: TransitionSpec
-    lanes: NDArray[np.int64]  # [copies], or [parts, copies] where the replay has several parts
-    gamma: float = 1.0  # discount of the running returns that rows with an extra RETURN have
-    stores_every_end: bool = False  # stores final observations of terminated episodes too, for hindsight
+    lanes: NDArray[np.int64]  # [copies], or [parts, copies] if the replay has several parts
+    gamma: float = 1.0  # the discount for the extra RETURN
+    stores_every_end: bool = False  # whether to store final observations of terminated episodes, too, for hindsight
 
     def __post_init__(self) -> None:
         spec, self.lanes = self.spec, np.atleast_2d(self.lanes)
         self.copies = copies = self.lanes.shape[1]
-        self.parts = np.zeros(copies, np.int64)  # of the replay, for the episodes that begin next
-        self._lanes = self.lanes[0].copy()  # of the present episodes
+        self.parts = np.zeros(copies, np.int64)  # by copy: the part of the replay for the next episode
+        self._lanes = self.lanes[0].copy()  # by copy: the lane of the present episode
         self._of_algorithm = {name: field for name, field in spec.extra_fields.items() if name not in OF_OUTCOMES}
         self._sums_returns, self._shares_rewards = RETURN in spec.extras, MEMBER_REWARDS in spec.extras
-        self.takes_outcomes = self._sums_returns or self._shares_rewards  # else `take` has nothing to do
+        self.takes_outcomes = self._sums_returns or self._shares_rewards  # whether `take` has anything to do
         self._discounted = np.zeros(copies)
         self._version: int | None = 0  # of the weights that chose the last actions; None if copies may differ
-        self._versions = np.zeros(copies, np.int64)  # of each copy, if they may differ
+        self._versions = np.zeros(copies, np.int64)  # by copy, if they may differ
         self._written: int | None = None  # the version that the writer stores
-        self._waiting = np.zeros(copies, np.bool_)  # for an outcome
+        self._waiting = np.zeros(copies, np.bool_)  # whether an action waits for its outcome
 
     def begin(self, copies: NDArray[np.int64]) -> int:
-        """Begins an episode in these copies; returns how many actions are lost, because their outcomes never came."""
-        # The last episode may have ended before this agent's next turn; then no row marks its end.
+        """Begins an episode in these copies; returns the number of lost actions, whose outcomes never came."""
+        # Mark the last episode's end: it may have ended before this agent's next turn, without a row that says so.
         self.rows.writer.new_episode(self._lanes[copies])
         lost = copies[self._waiting[copies]]
         self._waiting[lost] = False
@@ -76,7 +76,7 @@ class Recorder:
             self._version = version if index is ALL else None
 
     def _remember_extras(self, index: Any, chosen: Action, state_before: Mapping[str, torch.Tensor], rows: int) -> None:
-        """Keeps the extras of `rows` actions; extras that are parts of the recurrent state come from `state_before`."""
+        """Keeps the extras of `rows` actions, some of which may be parts of the recurrent state before them."""
         state: dict[str, NDArray[Any]] = {}
         if chosen.extras.keys() != self._of_algorithm.keys():
             missing = self._of_algorithm.keys() - chosen.extras.keys()
@@ -92,12 +92,12 @@ class Recorder:
         for name, value in chosen.extras.items():
             label, field = f"{name} of the algorithm", self._of_algorithm[name]
             array = rows_of(label, field, value, rows)
-            if field.numpy.kind in "fc" and name != PRIORITY:  # a NaN priority: the highest
+            if field.numpy.kind in "fc" and name != PRIORITY:  # a NaN priority means the highest
                 check_finite(label, array)
             self.rows.extras[name][index] = array
 
     def take(self, outcome: Outcome) -> None:
-        """Puts the outcomes' discounted returns and members' rewards into the rows that `write` will write."""
+        """Puts discounted returns and members' rewards into the rows of these outcomes, before `write`."""
         index = ALL if len(outcome.copies) == self.copies else outcome.copies
         if self._sums_returns:
             self._discounted[index] = self._discounted[index] * self.gamma + outcome.reward
@@ -123,13 +123,13 @@ class Recorder:
         if version is None:
             versions = self._versions[index]
             version = int(versions[0])
-            if (versions != version).any():  # weights came after the actions of some copies
+            if (versions != version).any():  # new weights came between the actions of these copies
                 for version in np.unique(versions):
                     self.write(outcome.part(versions == version))
                 return
         if version != self._written:
             self.rows.writer.policy_version = self._written = version
-        cut = len(outcome.truncated.nonzero()[0])  # in half of the time of `np.count_nonzero`
+        cut = len(outcome.truncated.nonzero()[0])  # takes half the time of `np.count_nonzero`
         ended = cut or len(outcome.terminated.nonzero()[0])
         try:
             self.rows.append(
@@ -144,9 +144,9 @@ class Recorder:
 
 
 class FirstPriorities:
-    """Holds each row back until the next observation's values are known or the episode ends, then writes the row.
+    """Computes first priorities, as actors of Ape-X do (Horgan et al. 2018, arXiv:1803.00933).
 
-    Actors compute first priorities as in Ape-X (Horgan et al. 2018, arXiv:1803.00933).
+    Writes each row once the values of the next observation are known or the episode has ended.
     """
 
     def __init__(self, recorder: Recorder, compute: FirstPriority) -> None:
@@ -156,7 +156,7 @@ class FirstPriorities:
         self._values: dict[str, NDArray[Any]] = {}  # of the observations acted on
 
     def begin(self, copies: NDArray[np.int64]) -> None:
-        """Writes the rows still held back in copies where an episode begins, since no next values will come."""
+        """Writes the waiting rows of copies in which an episode begins, since their next values will never come."""
         waiting = copies[self._waiting[copies]]
         if len(waiting):
             self._write_waiting(waiting, dict.fromkeys(self._values, np.full(len(waiting), np.nan)))
@@ -170,7 +170,7 @@ class FirstPriorities:
             self._values.setdefault(name, np.zeros(len(self._waiting)))[copies] = rows
 
     def write(self, outcome: Outcome) -> None:
-        """Writes the rows that end an episode, and holds back the others."""
+        """Writes the rows that end an episode; lets the others wait."""
         ended = outcome.terminated | outcome.truncated
         waiting = outcome.copies[~ended]
         self._waiting[waiting], self._rewards[waiting] = True, outcome.reward[~ended]
@@ -184,7 +184,7 @@ class FirstPriorities:
         self._write(Outcome(self._recorder.agent, copies, self._rewards[copies], never, never, None), after)
 
     def _write(self, outcome: Outcome, after: ByName) -> None:
-        """Writes rows with priorities; `after` has the values [k] of the next observations, NaN where none came."""
+        """Writes rows with priorities; `after` has the values [k] of the next observations, NaN if unknown."""
         before = {name: rows[outcome.copies] for name, rows in self._values.items()}
         self._recorder.rows.extras[PRIORITY][outcome.copies] = self._compute(before, outcome.reward, after)
         self._recorder.write(outcome)

@@ -10,14 +10,14 @@ from ..config import Config
 
 
 def run_seed(config: Config, what: str, index: int, begin: int = 0) -> int:
-    """Returns an independent seed for each use of randomness (`what`, `index`) and each point of restart (`begin`)."""
+    """Returns a seed that is independent for each use of randomness (`what`, `index`) and each restart (`begin`)."""
     key = [config.seed, index, *what.encode(), *([begin] if begin else [])]
     return int(np.random.SeedSequence(key).generate_state(1)[0])
 
 
 @contextmanager
 def torch_seeded(seed: int) -> Iterator[None]:
-    """Seeds torch's draws in a `with` block, then restores torch's generator; does nothing if torch is not imported."""
+    """Seeds torch in a `with` block, then restores its generator; does nothing if torch is not imported."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield

@@ -1,4 +1,4 @@
-"""A policy that acts by torch: its algorithm and its model, and the recurrent states of its copies."""
+"""A policy that acts by torch: its algorithm, its model, and the recurrent states of its copies."""
 
 import copy
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ State = Mapping[str, torch.Tensor]
 
 @dataclass
 class TorchNetwork:
-    """Acts as a `CompiledPolicy` does, by the algorithm's own `act`; keeps no recurrent state itself."""
+    """Has the methods of a `CompiledPolicy`, but acts by the algorithm's own `act`; keeps no recurrent state."""
 
     algorithm: Algorithm
     model: PolicyModel  # its acting part, on `device`
@@ -30,7 +30,7 @@ class TorchNetwork:
 
     @property
     def weights(self) -> dict[str, Any]:
-        """Copies of the model's tensors, in the host's memory."""
+        """Copies of the model's tensors, in host memory."""
         return {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
 
     def load(self, weights: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""Worker processes; this room knows nothing of reinforcement learning.
+"""Worker processes. This package knows nothing of reinforcement learning.
 
-A fork server starts them in milliseconds, one owner watches and ends them, and the kernel kills them when their parent
-dies. Counters, notes and metrics travel through shared memory. This room never imports the workers' code: callers pass
-callables, and the names of modules to preload.
+A fork server starts the processes in milliseconds, their owner watches and ends them, and the kernel kills them when
+their parent dies. Counters, notes and metrics travel through shared memory. The workers' code comes from callers, as
+callables and as names of modules to preload.
 """
 
 from .children import EARLY, PRELOAD, Child, Children, check_picklable, failure_of

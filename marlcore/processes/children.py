@@ -1,6 +1,6 @@
 """Starts, watches and ends child processes, each of which has one owner.
 
-The owner decides what a death means: `Supervisor` restarts, `Workers` fails fast, `Pool` replaces.
+The owner reacts to a death: a `Supervisor` restarts the worker, `Workers` fail, a `Pool` replaces the process.
 """
 
 import errno
@@ -34,10 +34,8 @@ from .signals import STACKS, Interrupts
 EARLY = ("marlcore.preload",)  # modules that actors and evaluators without torch need
 PRELOAD = (*EARLY, "marlcore.preload_torch")  # modules that workers of marlcore need
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-TEXT_LIMIT = 12_000  # bytes of a traceback: a socket takes so many at once, although the parent reads only at the end
-OF_MAIN = (
-    "a worker does not run the program's own file: move what its child processes run out of __main__, into a module"
-)
+TEXT_LIMIT = 12_000  # bytes of a traceback, which fit into a socket's buffer: the parent reads only at the end
+OF_MAIN = "a worker does not run the program's own file: move functions that its child processes run into a module"
 PACKAGE = f"{Path(__file__).absolute().parents[1]}{os.sep}"
 _DONE, _FAILED = b"+", b"-"  # first byte of a message
 
@@ -47,8 +45,8 @@ log = logging.getLogger(__name__)
 class Children(Closing):
     """The child processes of one owner, forked by a server that has imported `preload`.
 
-    If `interrupts` notes a signal, no method waits any longer for a starting server. Without `interrupts`, only
-    `uninterrupted` notes signals. A given `server` is used but not closed. `fork`, `early`: see `ForkServer`.
+    After a signal that `interrupts` notes, no method waits for a starting server. Without `interrupts`, signals are
+    noted only in `uninterrupted`. A given `server` is used but not closed. `fork`, `early`: see `ForkServer`.
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class Children(Closing):
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
-        """Delays stop signals until the end of a `with` block, so that no process that was just started is lost."""
+        """Delays stop signals until the end of a `with` block, so that they cannot lose a process that just started."""
         self.interrupts = Interrupts()
         try:
             with self.interrupts:
@@ -82,19 +80,19 @@ class Children(Closing):
     def start_worker(
         self, name: str, work: Callable[[], None], prepare: Callable[[], None] | None = None, early: bool = False
     ) -> "Child":
-        """Runs prepare(), which may set up a log, then work() in a new process; `Child.failure` tells the outcome.
+        """Runs prepare(), which may set up a log, then work() in a new process; `Child.failure` returns the outcome.
 
-        Definitions that another process cannot import are pickled by value: those in `__main__`, in a notebook or in a
-        function's body. So a worker never imports the program that started it.
+        Definitions in `__main__`, in a notebook or in a function, which another process cannot import, are pickled by
+        value. So a worker never imports the program that started it.
         """
         return self.start(name, _work, prepare, cloudpickle.dumps(work), early=early)
 
     def wait(self, seconds: float) -> None:
-        """Sleeps until a process has ended, or until the timeout."""
+        """Sleeps until a process has ended, at most `seconds`."""
         readable(seconds, *(child.pidfd for child in self.living))
 
     def end(self, child: "Child") -> None:
-        """Kills a process, if it still runs, and closes its descriptors; may be called again, as after an interrupt."""
+        """Kills a process if it still runs, and closes its descriptors. After an interrupt, call it again."""
         child.close()
         if child in self.living:
             self.living.remove(child)
@@ -102,7 +100,7 @@ class Children(Closing):
     def close(self) -> None:
         """Ends every process, and the server unless it is borrowed."""
         for child in self.living:
-            child.kill()  # kill all before waiting for the first
+            child.kill()  # kills all before it waits for the first
         for child in [*self.living]:
             self.end(child)
         if not self._borrows:
@@ -117,7 +115,7 @@ class Child:
     ) -> None:
         self.name = name
         try:
-            server.begin()  # first: a fork of this process would hold the pipe's ends
+            server.begin()  # first, since a server that is a fork of this process would hold the pipe's ends
             self.connection, theirs = multiprocessing.Pipe()
             with ClosedAfterError(self.connection), theirs:
                 forked = server.fork(theirs.fileno(), main, _surroundings(name), *args, early=early)
@@ -135,17 +133,17 @@ class Child:
     @property
     def is_stopped(self) -> bool:
         """Whether a signal, such as SIGSTOP, or a debugger has stopped the process."""
-        with suppress_failed_calls():  # it has just ended
+        with suppress_failed_calls():  # the process has just ended
             return Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in b"tT"
         return False
 
     def send(self, request: bytes) -> None:
-        """Sends a request, which is lost if the process is dead; the pidfd shows the death."""
+        """Sends a request, which is lost if the process is dead, as `running` then shows."""
         with suppress_failed_calls(*CLOSED):
             self.connection.send_bytes(request)
 
     def receive(self) -> memoryview | WorkerFailed | None:
-        """Returns the process's next result or failure; None if there is none, or if the process died sending it."""
+        """Returns the process's next result or failure; None if there is none yet, or if the process is dead."""
         try:
             message = self.connection.recv_bytes() if self.connection.poll() else None
         except EOFError:
@@ -159,14 +157,14 @@ class Child:
         return memoryview(message)[1:] if message.startswith(_DONE) else pickle.loads(message[1:])
 
     def failure(self) -> WorkerFailed | None:
-        """Returns the failure of a worker that has ended, or None if the worker ended well."""
+        """Returns the failure of a worker that has ended; None if it succeeded."""
         result = self.receive()
         if result is None:
             return self.ending()
         return result if isinstance(result, WorkerFailed) else None
 
     def ending(self) -> WorkerFailed:
-        """Returns the failure of a process that has ended without a traceback, from its exit status."""
+        """Returns the failure of a process that has ended without a message, from its exit status."""
         code = read_status(self._status) if readable(STATUS_S, self._status) else None
         cause = "the process that it was forked from" if code is None else cause_of(code)
         reason = "worker" if code is not None and code >= 0 else "death"
@@ -180,14 +178,14 @@ class Child:
         self._signal(STACKS)
 
     def _signal(self, signum: int) -> None:
-        with suppress_failed_calls(errno.ESRCH):  # it has already ended
-            if self._open:  # else the number may be another file's
+        with suppress_failed_calls(errno.ESRCH):  # the process has already ended
+            if self._open:  # a closed descriptor's number may be another file's
                 signal.pidfd_send_signal(self.pidfd, signum)
 
     def close(self) -> None:
         """Kills the process if it still runs, and closes this side's descriptors; may be called again."""
         self.kill()
-        if self._open and not readable(KILL_S, self.pidfd):  # it sleeps in a driver or on a dead file system
+        if self._open and not readable(KILL_S, self.pidfd):  # it hangs in a driver or in a file system
             log.error(
                 "%s: process %d did not end within %g s of SIGKILL and is left alone", self.name, self.pid, KILL_S
             )
@@ -197,13 +195,12 @@ class Child:
 
 
 def _surroundings(name: str) -> dict[str, Any]:
-    """Returns multiprocessing's preparation data for spawned processes (arguments, path), without `__main__`."""
     data = {key: value for key, value in spawn.get_preparation_data(name).items() if not key.startswith("init_main")}
     return data | {"authkey": bytes(data["authkey"])}  # only multiprocessing can pickle its class
 
 
 def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFailed:
-    """Returns a worker's failure for the exception being handled, with a traceback unless the message says everything.
+    """Returns a worker's failure for the exception being handled, with a traceback unless the message suffices.
 
     `short` leaves out this package's frames.
     """
@@ -212,7 +209,7 @@ def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFa
     if isinstance(error, OSError) and error.errno in DISK_FULL and error.filename is not None:
         return WorkerFailed(name, "worker", str(error))
     users = short_traceback(error) if short else None
-    if users == "" and isinstance(error, EnvironmentFailed):  # it did not raise: its result was refused
+    if users == "" and isinstance(error, EnvironmentFailed):  # the environment returned a value that was refused
         return WorkerFailed(name, "environment", str(error))
     said = f"(without marlcore's own frames)\n{users}" if users else traceback.format_exc()
     if "__main__" in str(error) and re.search("pickle|get attribute", str(error)):
@@ -225,16 +222,16 @@ def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFa
 def short_traceback(error: BaseException) -> str | None:
     """Returns the traceback without the package's frames, except for frames that called other code.
 
-    Returns None if no frame would be left out, and an empty text if all frames would be.
+    Returns None if no frame would be left out, "" if all would be.
     """
     whole = TracebackException.from_exception(error)
     stacks = [(part, _foreign(part.stack)) for part in _chain(whole)]
-    if not any(kept for _, kept in stacks):
+    if not any(foreign for _, foreign in stacks):
         return ""
-    if all(len(kept) == len(part.stack) for part, kept in stacks):
+    if all(len(foreign) == len(part.stack) for part, foreign in stacks):
         return None
-    for part, kept in stacks:
-        part.stack = StackSummary.from_list(kept) if kept else None  # type: ignore[assignment]  # no heading then
+    for part, foreign in stacks:
+        part.stack = StackSummary.from_list(foreign) if foreign else None  # type: ignore[assignment]  # no heading
     return "".join(whole.format())
 
 
@@ -253,7 +250,7 @@ def _foreign(stack: StackSummary) -> list[FrameSummary]:
 
 
 def check_picklable(**things: Any) -> None:
-    """Raises TypeError if a value cannot be pickled for another process; the message has the value's name."""
+    """Raises TypeError, which names the argument, if a value cannot be pickled for another process."""
     for name, thing in things.items():
         try:
             cloudpickle.dumps(thing)
@@ -261,9 +258,6 @@ def check_picklable(**things: Any) -> None:
             pass_on_from_handler(error)
             reason = str(error).partition("\n")[0]
             raise TypeError(f"{name}: expected something that can be pickled, got {brief(thing)} ({reason})") from None
-
-
-# In the child
 
 
 def enter(surroundings: dict[str, Any]) -> None:
@@ -275,8 +269,8 @@ def enter(surroundings: dict[str, Any]) -> None:
 def leave_if_forked(worker: int) -> None:
     """Ends this process at once, without cleanup, unless its process id is `worker`.
 
-    An environment may fork. A fork that comes back from the environment's code is not the worker, and must neither
-    report nor close anything in the worker's name.
+    An environment may fork. A fork that returns from the environment's code must not report or close anything in the
+    worker's name.
     """
     if os.getpid() == worker:
         return
@@ -296,7 +290,7 @@ def message_of(name: str, act: Callable[[], bytes]) -> bytes:
         leave_if_forked(pid)
     except BaseException as error:
         leave_if_forked(pid)
-        if log.hasHandlers():  # otherwise only the parent logs it
+        if log.hasHandlers():  # otherwise only the parent logs the error
             log.error("%s failed:\n%s", name, traceback.format_exc())
         message = _FAILED + pickle.dumps(failure_of(name, error, short=has_log_file()))
     return message
@@ -313,6 +307,6 @@ def _work(
         return b""
 
     message = message_of(surroundings["name"], work)
-    connection.send_bytes(message)  # without it, the exit status tells how the worker ended
+    connection.send_bytes(message)  # if this fails, the parent uses the exit status
     logging.shutdown()
     leave(int(message.startswith(_FAILED)))

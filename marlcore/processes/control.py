@@ -2,8 +2,8 @@
 
 | stop: the parent's line | for each worker its counters | for each worker the parent's notes on it | tallies |
 
-A worker's successor continues from the worker's counters. A tally is a counter of something other than a process, such
-as a policy; one worker writes it. When a run is resumed, the parent first writes the run's progress into the counters.
+A restarted worker continues from its counters. A tally is a counter of something other than a process, such as a
+policy; one worker writes it. When a run is resumed, the parent first writes the run's progress into the counters.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,15 +13,13 @@ from typing import Any
 from ..errors import ClosedError
 from ..memory import LINE, PREFIX, Segment, Shared, Words, described_workers, interrupt_waits_with
 
-# Words of a worker's line. READY: the number of the last process that reached its first step. EPISODES: those ended by
-# the actor's last process that ended any; 1 after an evaluator's first. DONE: nonzero once the worker's work is
-# complete. BEGUN: the steps at which an evaluator's last evaluation began. SKIPS: due evaluations that were never made
+# Words of a worker's line. READY: the number of its last process that reached its first step. EPISODES: the number of
+# episodes ended by the actor's last process that ended any; 1 after an evaluator's first episode. DONE: nonzero once
+# the work is complete. BEGUN: the steps at which the evaluator's last evaluation began. SKIPS: skipped evaluations
 STEPS, UPDATES, READY, BEATS, EPISODES, DONE, BEGUN, SKIPS = range(8)
 # Words of the parent's line for a worker. SHARE: the number of steps after which an actor is done
 PID, RESTARTS, SHARE = range(3)
-
-# The parent's word for all workers
-_STOP, _FINISH = 1, 2
+_STOP, _FINISH = 1, 2  # values of the parent's word for all workers
 
 
 class Control(Shared):
@@ -71,7 +69,7 @@ class Control(Shared):
 
     @contextmanager
     def checked_waits(self, check: Callable[[], None]) -> Iterator[None]:
-        """Has each wait in a `with` block call `check`; suppresses the block's ClosedError if workers are stopping."""
+        """Makes each wait in a `with` block call `check`; suppresses a ClosedError of the block if workers stop."""
         interrupt_waits_with(check)
         try:
             yield

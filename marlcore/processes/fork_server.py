@@ -1,7 +1,7 @@
 """The parent's side of the fork server, which has imported the workers' modules and starts a worker in milliseconds.
 
-The server is a new program or, on request, a fork of the parent; a fork is ready at once. If the parent dies, the
-kernel kills the server and every worker, stopped ones included (`PR_SET_PDEATHSIG`).
+The server is a new program or, on request, a fork of the parent, which is ready at once. If the parent dies, the kernel
+kills the server and every worker, stopped ones included (`PR_SET_PDEATHSIG`).
 """
 
 import errno
@@ -27,14 +27,14 @@ from ..errors import MarlcoreError, suppress_failed_calls
 from .serve import FORK, NUMBER, fork, open_child, readable, receive, serve
 from .signals import stop_signals_blocked
 
-START_S = 120.0  # limit for the imports
-REPLY_S = 10.0  # limit for an answer; a server that exceeds it counts as stopped and is killed
-STARTS = 4  # starts of the server; when the last server died, `fork` raises
-BACKOFF_S = 0.2  # pause before the second start; doubled before each further start
-KILL_S = 10.0  # longer than the kernel takes to end a killed process and free its memory, unless it is stuck
+START_S = 120.0  # seconds that the imports may take
+REPLY_S = 10.0  # seconds that an answer may take, after which the server is killed
+STARTS = 4  # number of times that the server is started before `fork` raises
+BACKOFF_S = 0.2  # seconds before the second start; doubled before each further start
+KILL_S = 10.0  # seconds in which the kernel ends a killed process and frees its memory, unless it is stuck
 LOOK_S = 0.05
-STATUS_S = 1.0  # limit for a dead process's exit status to arrive
-CLOSED = (errno.EPIPE, errno.ECONNRESET)  # errors of a call on a channel whose other end is gone
+STATUS_S = 1.0  # seconds in which a dead process's exit status arrives
+CLOSED = (errno.EPIPE, errno.ECONNRESET)  # errors of a call on a channel whose other end is closed
 _PROGRAM = """
 import sys
 sys.path[:] = sys.argv[5:]
@@ -48,15 +48,15 @@ log = logging.getLogger(__name__)
 
 
 class _Gone(Exception):
-    """The server died, or does not answer."""
+    """The server died or does not answer."""
 
 
 class ForkServer:
-    """Starts a server that imports `preload`: on first use, and again after the server died.
+    """Starts a server that imports `preload`: on first use, and again if the server has died.
 
-    The server imports the modules `early` first, and then forks a second server, which has only these modules and is
-    ready sooner. `hurry` returns True to give up the wait for a server that is still starting. With `fork`, the server
-    is a fork of this process; if `fork` is None, `is_safe_to_fork` decides.
+    The server first imports the modules `early`, and then forks a second server, which has only these modules and so is
+    ready sooner. Once `hurry` returns True, no call waits for a starting server. With `fork`, the server is a fork of
+    this process; if `fork` is None, it is one if `is_safe_to_fork`.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class ForkServer:
         self._forks = fork
         self._process: Program | None = None
         self._channels: list[socket.socket] = []  # to the server and to the second server
-        self._answered: set[socket.socket] = set()  # channels whose servers said that they are ready
+        self._answered: set[socket.socket] = set()  # channels of servers that are ready
         self._lock = threading.Lock()  # several runs may share the server
 
     def begin(self) -> None:
-        """Starts the server, unless it was started before, and does not wait; `fork` waits until it is ready."""
+        """Starts the server if it was not started yet. Does not wait until it is ready; `fork` does."""
         if self._channels:
             return
         with ExitStack() as stack:
@@ -87,10 +87,11 @@ class ForkServer:
 
     @property
     def ready(self) -> bool:
-        """Whether the server was started, and `fork` need not wait for its imports."""
-        is_fork = isinstance(self._process, ForkOfThis)
-        first = self._channels[:1]
-        return is_fork or any(channel in self._answered or _has_word(channel) for channel in first)
+        """Whether the server was started and has finished its imports (or has died)."""
+        if isinstance(self._process, ForkOfThis) or any(channel in self._answered for channel in self._channels[:1]):
+            return True
+        fds = [channel.fileno() for channel in self._channels[:1]]  # -1 if another thread has just closed the channel
+        return any(fd < 0 or readable(0.0, fd) for fd in fds)
 
     @property
     def pid(self) -> int | None:
@@ -103,9 +104,9 @@ class ForkServer:
         With `early`, the second server, if there is one, forks the process. The function and its arguments must be
         picklable, and importable without `__main__`.
 
-        Returns: the process's pid, its pidfd, and a pipe that delivers its exit status; see `read_status`.
+        Returns: the process's pid, its pidfd, and a pipe from which `read_status` reads its exit status.
 
-        Raises OSError if the system starts no process or `hurry` returned True; MarlcoreError if each server died.
+        Raises OSError if the system starts no process or `hurry` returns True, MarlcoreError if all servers died.
         """
         with ExitStack() as at_end, ExitStack() as unless_forked:
             task = os.memfd_create("marlcore-task")
@@ -115,7 +116,7 @@ class ForkServer:
             unless_forked.callback(os.close, ended)
             with os.fdopen(os.dup(task), "wb") as file:
                 pickle.dump((function, args), file)
-            # multiprocessing's resources in a worker get the parent's tracker, as if the worker were spawned.
+            # multiprocessing's resources in a worker get the parent's tracker, as in a spawned process.
             tracker = resource_tracker.getfd()
             assert tracker is not None
             with self._lock:
@@ -128,7 +129,7 @@ class ForkServer:
             return number, fds[0], ended
 
     def _ask(self, early: bool, fds: list[int]) -> tuple[int, list[int]]:
-        """Asks for a fork and returns the server's answer; restarts the server if it is gone."""
+        """Asks for a fork and returns the server's answer; restarts the server if it has died."""
         for failed in range(1, STARTS + 1):
             try:
                 self.begin()
@@ -139,7 +140,7 @@ class ForkServer:
                 socket.send_fds(channel, [FORK], fds)
                 return self._answer(channel, REPLY_S)
             except BaseException as error:
-                self.close()  # its answer would reach the wrong request
+                self.close()  # a late answer would be taken for the next request's
                 self._forks = False  # a fork made now would hold the ends of this request's pipes
                 if not isinstance(error, _Gone) and getattr(error, "errno", None) not in CLOSED:
                     raise
@@ -151,8 +152,8 @@ class ForkServer:
         raise MarlcoreError(f"the process that forks workers died {STARTS} times, the last time: {reason}")
 
     def _answer(self, channel: socket.socket, seconds: float) -> tuple[int, list[int]]:
-        """Reads the server's answer. Raises _Gone; InterruptedError if `hurry` returned True."""
-        for _ in range(round(seconds / LOOK_S)):  # counts looks, since the clock runs on while this process is stopped
+        """Reads the server's answer. Raises _Gone; InterruptedError if `hurry` returns True."""
+        for _ in range(round(seconds / LOOK_S)):  # not by the clock, which runs while this process is stopped
             if readable(LOOK_S, channel.fileno()):
                 answer, fds = receive(channel, NUMBER.size, 1)
                 if not answer:
@@ -163,7 +164,7 @@ class ForkServer:
         raise _Gone(f"it did not answer within {seconds:g} s")
 
     def _status(self) -> str:
-        """Says how a server that closed its channel ended, if that is known."""
+        """Returns how a server that closed its channel ended, in words; "" if that is unknown."""
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(STATUS_S)
@@ -175,9 +176,9 @@ class ForkServer:
             raise InterruptedError(errno.EINTR, "told to stop before the process that forks workers was ready")
 
     def close(self) -> None:
-        """Kills the server; the kernel then kills all forks of the server and of the second server."""
+        """Kills the server; the kernel then kills its forks, among them the second server, and the forks of that."""
         if self._process is not None:
-            self._process.kill()  # first: the server would complain of a channel that closes with its answer unread
+            self._process.kill()  # first, since a server raises if its channel closes before its answer is read
         for channel in self._channels:
             channel.close()
         if self._process is not None:
@@ -189,15 +190,10 @@ class ForkServer:
         self._answered = set()
 
 
-def _has_word(channel: socket.socket) -> bool:
-    """Whether a server has answered or ended; a channel that another thread has just closed counts as ended."""
-    return (fd := channel.fileno()) < 0 or bool(readable(0.0, fd))
-
-
 def start_child(start: Callable[[], Program]) -> Program:
-    """Calls `start` in a thread that outlives the child: the thread's end would kill the child (PR_SET_PDEATHSIG).
+    """Calls `start` in a thread that outlives the child, which the end of its thread would kill (PR_SET_PDEATHSIG).
 
-    The main thread, which never ends, calls it directly. Raises the errors of `start`; OSError if no thread starts.
+    The main thread calls it directly. Raises the errors of `start`; OSError if the system starts no thread.
     """
     if threading.get_native_id() == os.getpid():
         return start()
@@ -209,7 +205,7 @@ def start_child(start: Callable[[], Program]) -> Program:
         except BaseException as error:
             started.set_exception(error)
             return
-        with suppress(ChildProcessError):  # the owner has already noticed its end
+        with suppress(ChildProcessError):  # the owner has already reaped the child
             os.waitid(os.P_PID, started.result().pid, os.WEXITED | os.WNOWAIT)
 
     try:
@@ -220,7 +216,7 @@ def start_child(start: Callable[[], Program]) -> Program:
 
 
 def start_program(channels: Sequence[int], preload: Sequence[str], early: Sequence[str]) -> Program:
-    # The server never sees a signal sent to the whole process group; its forks see none before they are ready for it.
+    # The server blocks signals to the whole process group; its forks unblock them when they have handlers.
     flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
     with stop_signals_blocked():
         return subprocess.Popen(
@@ -228,7 +224,7 @@ def start_program(channels: Sequence[int], preload: Sequence[str], early: Sequen
             + [str(os.getpid()), " ".join(map(str, channels)), " ".join(preload), " ".join(early)]
             + [path for path in sys.path if isinstance(path, str)],
             stdin=subprocess.DEVNULL,
-            # A file opened there would otherwise get the number of a closed stream.
+            # Otherwise a file that the server opens would get the number of a closed stream.
             stdout=None if _is_inherited(1) else subprocess.DEVNULL,
             stderr=None if _is_inherited(2) else subprocess.DEVNULL,
             pass_fds=channels,
@@ -240,7 +236,7 @@ class ForkOfThis:
 
     def __init__(self, channels: Sequence[int], preload: Sequence[str], early: Sequence[str]) -> None:
         parent = os.getpid()
-        util._flush_std_streams()  # type: ignore[attr-defined]  # else both would write what is buffered
+        util._flush_std_streams()  # type: ignore[attr-defined]  # otherwise both would write the buffered text
         with stop_signals_blocked():
             self.pid = fork()
             if self.pid == 0:
@@ -253,7 +249,7 @@ class ForkOfThis:
     def _serve(self, parent: int, channels: Sequence[int], preload: Sequence[str], early: Sequence[str]) -> None:
         signal.set_wakeup_fd(-1)  # the parent's event loop would wake up
         for signum in signal.valid_signals():
-            if callable(signal.getsignal(signum)):  # the parent's
+            if callable(signal.getsignal(signum)):  # the parent's handler
                 signal.signal(signum, signal.SIG_DFL)
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
@@ -263,7 +259,7 @@ class ForkOfThis:
 
     def kill(self) -> None:
         if self._pidfd >= 0:
-            with suppress_failed_calls(errno.ESRCH):  # it was waited for elsewhere
+            with suppress_failed_calls(errno.ESRCH):  # other code has reaped it
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> None:
@@ -272,18 +268,17 @@ class ForkOfThis:
             return
         if not readable(timeout, self._pidfd):
             raise subprocess.TimeoutExpired("fork server", timeout or 0.0)
-        with suppress(ChildProcessError):  # somebody else's wait has noticed its end
+        with suppress(ChildProcessError):  # other code has reaped it
             os.waitpid(self.pid, 0)
         os.close(self._pidfd)
         self._pidfd = -1
 
 
 def is_safe_to_fork() -> bool:
-    """Whether a fork of this process can work: no other thread may hold a lock that the fork needs, and no GPU is open.
+    """Whether a fork of this process can work: it has no GPU open, and no threads that may hold locks.
 
-    Two kinds of threads are harmless. Those of array libraries bear this process's name and handle forks; a fork must
-    then run OpenMP on one thread. TensorBoard's thread waits only for its own queue; since Python 3.14 it
-    bears a name of its own.
+    Two kinds of threads are harmless: those of array libraries, which have this process's name and handle forks (a fork
+    must then run OpenMP on one thread), and TensorBoard's, which wait only for their own queue.
     """
     numba_threads = getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False)
     harmless = {
@@ -308,11 +303,11 @@ def _is_inherited(fd: int) -> bool:
 
 
 def cause_of(code: int) -> str:
-    """Puts an exit status, in the form of `Popen.returncode`, into words."""
+    """Returns an exit status, given as `Popen.returncode`, in words."""
     return f"signal {_SIGNALS.get(-code, -code)}" if code < 0 else f"exit code {code}"
 
 
 def read_status(pipe: int) -> int | None:
-    """Reads a process's exit status, in the form of `Popen.returncode`; None if the server died before writing it."""
+    """Reads a process's exit status, in the form of `Popen.returncode`; None if the server died before it wrote one."""
     data = os.read(pipe, NUMBER.size)
     return NUMBER.unpack(data)[0] if data else None

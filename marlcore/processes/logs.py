@@ -1,4 +1,4 @@
-"""The log file of a worker; if the worker hangs, its stacks are written there, too."""
+"""The log file of a worker, which also gets its stacks if it hangs."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ from .signals import write_stacks_when_asked
 
 
 def opener(path: str, flags: int) -> int:
-    """An `opener` for `open`: the file is readable by all and writable by this user; links and pipes are refused."""
+    """An `opener` for `open`: all can read the file, only this user can write it; refuses links and pipes."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
 
 
@@ -31,15 +31,15 @@ def has_log_file() -> bool:
 
 
 def setup_worker(path: str | Path | None) -> None:
-    """Does `setup_logging`; if the worker hangs, its stacks go to the same file before it is killed.
+    """Does `setup_logging`, and sends the stacks of a worker that hangs to the same file.
 
-    A path of None leaves the log as it is, and the stacks go to standard error.
+    With the path None, sends only the stacks, to standard error.
     """
     if path is None:
         write_stacks_when_asked()
         return
     setup_logging(path)
-    write_stacks_when_asked(open(path, "a", opener=opener))  # noqa: SIM115 - of its own: a handler may be closed
+    write_stacks_when_asked(open(path, "a", opener=opener))  # noqa: SIM115 - not the handler's, which may be closed
 
 
 class _LogFile(logging.FileHandler):

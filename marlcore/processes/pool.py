@@ -1,7 +1,7 @@
 """A pool of processes, each of which answers one request at a time; if a process dies, another answers its request.
 
-Replies come in the order of their arrival. A process gets its next request only once its reply was read whole, so that
-neither side waits for the other.
+Replies are returned in the order of arrival. A process gets its next request only after its whole reply was read, so
+that the two sides cannot block each other.
 """
 
 import pickle
@@ -17,16 +17,16 @@ from ..errors import WorkerFailed
 from .children import Child, Children, enter, message_of
 from .serve import leave, readable
 
-RETRIES = 3  # further tries of a request whose process died
+RETRIES = 3  # further processes that get a request whose process died
 Answer = Callable[[bytes], bytes]
 
 
 class Pool(Closing):
     """Processes that answer requests; they live until the pool is closed, or this process dies.
 
-    A process that dies is replaced, and its request is given to another one, so an answer must have no effect beside
-    its reply. `make`, called once in each process, returns the function that answers; definitions that a process
-    cannot import are pickled by value. Up to `size` processes start, each when it is needed. `fork`: see `ForkServer`.
+    A process that dies is replaced, and another one gets its request, so that answering must have no side effects.
+    `make`, called once in each process, returns the function that answers; definitions that a process cannot import
+    are pickled by value. Up to `size` processes start, each when it is needed. `fork`: see `ForkServer`.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class Pool(Closing):
         self._started = 0
         self._requests: dict[int, bytes] = {}  # requests without a reply, keyed by `key`
         self._replies: dict[int, memoryview] = {}  # replies not yet returned, keyed by `key`
-        self._deaths: Counter[int] = Counter()  # how many processes died of a request, keyed by `key`
-        self._asked: dict[Child, int] = {}  # the key of the request that each busy process answers
-        self._cut: Child | None = None  # a child whose message an exception may have cut in two
+        self._deaths: Counter[int] = Counter()  # number of processes that died of a request, keyed by `key`
+        self._asked: dict[Child, int] = {}  # by busy process: the key of its request
+        self._cut: Child | None = None  # a child whose message may have been cut by an exception
 
     def begin(self) -> None:
         """Starts the server that forks the processes, without waiting for it."""
@@ -55,13 +55,13 @@ class Pool(Closing):
 
     @property
     def free(self) -> int:
-        """The number of requests that can be given now, some of which would start a process."""
+        """The number of further requests that can be given now; some of them would start a process."""
         return self._size - len(self._asked)
 
     def ask(self, key: int, request: bytes) -> None:
         """Gives a request to a free process; `replies` returns the answer with this key.
 
-        If an exception interrupts the call, such as a signal handler's, the request stays in the pool; asking again
+        If an exception such as a signal handler's interrupts the call, the request stays in the pool, and asking again
         with the same key is harmless.
 
         Raises OSError if the system starts no process, WorkerFailed if each process that got the request died.
@@ -70,12 +70,11 @@ class Pool(Closing):
         self._deal()
 
     def replies(self, seconds: float | None) -> list[tuple[int, memoryview]]:
-        """Returns the replies that came, with their keys; waits up to `seconds` for the first (None: no limit).
+        """Returns the new replies, with their keys; waits up to `seconds` for the first (None: no limit).
 
-        An exception of a signal handler passes through; the next call returns the replies that came before the
-        exception.
+        If a signal handler raises, the next call returns the replies that came before.
 
-        Raises WorkerFailed if an answer raised, or if each process that got a request died; OSError as in `ask`.
+        Raises WorkerFailed if an answer raised, or if each process that got a request died; OSError as `ask` does.
         """
         self._deal()
         if not self._replies:
@@ -112,7 +111,7 @@ class Pool(Closing):
         return child
 
     def _receive(self, child: Child) -> None:
-        """Takes a reply, or removes a dead process, so that `_deal` gives its request to another process."""
+        """Takes a process's reply or, if it is dead, removes it, so that `_deal` gives its request to another."""
         self._cut = child
         reply = child.receive()
         if reply is None:
@@ -138,7 +137,7 @@ class Pool(Closing):
         self._deaths[key] += 1
         if self._deaths[key] > RETRIES:
             del self._requests[key]
-            text = f"{ending.traceback}; so ended each of the {RETRIES + 1} processes that got this request"
+            text = f"{ending.traceback}; each of the {RETRIES + 1} processes that got this request ended so"
             raise WorkerFailed(child.name, "death", text)
 
     def _end(self, child: Child) -> None:

@@ -1,7 +1,7 @@
 """Runs the fork server in its own process, and begins and ends its forks.
 
-The server runs no user code before a fork, has no Python threads and never initialises a GPU, so a fork starts clean.
-If the server is a fork of the parent, it has the parent's state instead; see `is_safe_to_fork`.
+The server runs no user code, has no Python threads and never initialises a GPU, so its forks start clean. A server that
+is a fork of the parent has the parent's state instead; see `is_safe_to_fork`.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ from ..errors import suppress_failed_calls
 from .signals import outlive_signals
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-ARG_START = 45  # index among the fields of /proc/self/stat behind the command's name; the next field is its end
+ARG_START = 45  # index of arg_start among the fields of /proc/self/stat after the command; arg_end follows
 FORK = b"fork"
 NUMBER = struct.Struct("=q")
 
@@ -45,8 +45,8 @@ def end_with_parent(parent: int) -> None:
 def show_title(name: str) -> None:
     """Makes `ps aux` show this process as "marlcore NAME", and `ps` show it as NAME, cut to 15 bytes.
 
-    The kernel shows the command line from this process's memory. This function writes there through /proc/self/mem, so
-    a wrong address is an error, never a signal. A last byte that is not 0 tells the kernel that the line is a title.
+    `ps aux` shows the arguments in this process's memory. They are overwritten through /proc/self/mem, so that a wrong
+    address is an error instead of a signal. A last byte other than 0 tells the kernel that they are a title.
     """
     title = name.encode(errors="replace")
     with suppress_failed_calls():  # /proc is not mounted, or not the kernel's
@@ -70,7 +70,7 @@ def readable(seconds: float | None, *fds: int) -> set[int]:
 
 
 def receive(channel: socket.socket, nbytes: int, count: int) -> tuple[bytes, list[int]]:
-    """Receives a message and its descriptors, which programs started from here do not inherit."""
+    """Receives a message and up to `count` descriptors, which programs started from this process do not inherit."""
     message, fds, _, _ = socket.recv_fds(channel, nbytes, count)
     for fd in fds:
         os.set_inheritable(fd, False)
@@ -78,11 +78,11 @@ def receive(channel: socket.socket, nbytes: int, count: int) -> tuple[bytes, lis
 
 
 def serve(parent: int, channels: Sequence[int], preload: Sequence[str], early: Sequence[str] = ()) -> None:
-    """Serves the first channel after importing all modules; a fork that imported only `early` serves the second."""
+    """Imports all modules, then serves the first channel; a fork that imports only `early` serves the second."""
     end_with_parent(parent)
     show_title("fork server")
     pidfd, (channel, *others) = os.pidfd_open(parent), channels
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, a child's exit status is lost
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, exit statuses would be lost
     for module in early:
         import_module(module)
     gc.freeze()  # a collection would write to shared copy-on-write pages
@@ -117,7 +117,7 @@ class _Server:
                     self._reap(fd)
 
     def _answer(self, number: int, *fds: int) -> None:
-        """Sends a fork's pid, or a negative errno; the first answer is 0 and means that the server is ready."""
+        """Sends a fork's pid or a negative errno. The first answer is 0, and means that the server is ready."""
         socket.send_fds(self._channel, [NUMBER.pack(number)], fds)
 
     def _fork(self) -> None:
@@ -137,7 +137,7 @@ class _Server:
             os.close(fd)
 
     def _start(self, task: int, report: int, status: int, tracker: int) -> None:
-        """Forks. Raises OSError if the system starts no process or has no descriptor for the process's pidfd."""
+        """Forks a worker. Raises OSError if the system starts no process or no descriptor is free for its pidfd."""
         server, status_copy = os.getpid(), os.dup(status)
         try:
             pid = fork()
@@ -147,7 +147,7 @@ class _Server:
                     self._forget(status, status_copy)
                     _run(task, report, tracker)
                 finally:
-                    os._exit(1)  # the child must never continue as a second server
+                    os._exit(1)  # a child that returns would continue as a second server
             pidfd = open_child(pid)
         except OSError:
             os.close(status_copy)
@@ -164,20 +164,20 @@ class _Server:
         pid, status = self._children.pop(pidfd)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.close(pidfd)
-        with suppress(BrokenPipeError):  # the parent no longer reads it
+        with suppress(BrokenPipeError):  # the parent has closed its end
             os.write(status, NUMBER.pack(code))
         os.close(status)
 
 
 def fork() -> int:
-    """Calls `os.fork` without Python's warning about threads; `is_safe_to_fork` says which threads are harmless."""
+    """Calls `os.fork` without Python's warning about threads; see `is_safe_to_fork`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def open_child(pid: int) -> int:
-    """Opens a pidfd of a forked process. If no descriptor is free, kills the process and raises OSError."""
+    """Opens a forked process's pidfd. If no descriptor is free, kills the process and raises OSError."""
     try:
         return os.pidfd_open(pid)
     except OSError:
@@ -196,7 +196,7 @@ def _run(task: int, report: int, tracker: int) -> None:
             file.seek(0)
             function, args = pickle.load(file)
         connection = Connection(report)
-        os.register_at_fork(after_in_child=connection.close)  # else the parent would not see the end of this process
+        os.register_at_fork(after_in_child=connection.close)  # so that the parent sees the end of this process
         function(connection, *args)
         code = 0
     except BaseException:
@@ -205,9 +205,9 @@ def _run(task: int, report: int, tracker: int) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Exits at once and lets the kernel close everything, since an orderly teardown of torch would take a second."""
+    """Exits at once and lets the kernel close everything, since tearing down torch takes a second."""
     for child in multiprocessing.active_children():
-        if child.daemon:  # an ordinary exit would terminate it too
+        if child.daemon:  # an ordinary exit would terminate it, too
             child.terminate()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:

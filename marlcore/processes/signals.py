@@ -1,7 +1,7 @@
-"""Stop signals: the parent notes them, its workers outlive them, and programs that workers start receive them.
+"""Stop signals: the parent notes them, its workers survive them, and programs that workers start receive them.
 
-A terminal sends SIGINT, and SIGHUP when it closes, to the whole process group. The parent alone decides how to react.
-Another signal, STACKS, asks a worker that hangs for its stacks.
+A terminal sends SIGINT, and SIGHUP when it closes, to the whole process group, but only the parent reacts. Another
+signal, STACKS, asks a worker that hangs for its stacks.
 """
 
 import faulthandler
@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TextIO
 
-STACKS = signal.SIGRTMAX - 3  # programs use SIGUSR1 and SIGUSR2 themselves, and libraries the first real-time signals
+STACKS = signal.SIGRTMAX - 3  # programs use SIGUSR1 and SIGUSR2, and libraries the first real-time signals
 STOPPING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-PATIENCE_S = 1.0  # wrappers repeat signals that the whole group already got: a repeat so soon is not a second request
+PATIENCE_S = 1.0  # seconds in which a repeated signal is not a second request: wrappers repeat signals to the group
 
 _masks = threading.local()
 
@@ -25,7 +25,7 @@ _masks = threading.local()
 def stopped(folder: str, resume: str = "") -> KeyboardInterrupt:
     """Returns a KeyboardInterrupt whose message says that resume=`resume`, by default `folder`, continues the work.
 
-    It is no subclass: only after KeyboardInterrupt itself does Python end by the signal, as shells expect.
+    It must not be a subclass: Python ends by the signal, as shells expect, only after KeyboardInterrupt itself.
     """
     stop: Any = KeyboardInterrupt(f"stopped; call it again with resume={resume or folder!r} to continue")
     stop.folder = folder
@@ -35,16 +35,16 @@ def stopped(folder: str, resume: str = "") -> KeyboardInterrupt:
 class Interrupts:
     """Tells when work must end: after a stop signal, or after a call of `stop` or `finish` from any thread.
 
-    While entered, it notes SIGINT, SIGTERM and SIGHUP instead of raising at an arbitrary point. An ignored SIGHUP, as
-    under nohup, stays ignored. Outside the main thread no signal is noted.
+    In its `with` block, SIGINT, SIGTERM and SIGHUP are noted instead of raised at an arbitrary point. An ignored
+    SIGHUP, as under nohup, stays ignored. Outside the main thread, no signals are noted.
 
     Attributes:
-        signum: the first signal, perhaps one noted before this object was made; or None.
-        stopping: whether a signal or `stop` came.
+        signum: the first signal, or None.
+        stopping: whether a signal came or `stop` was called.
         again: whether another signal came more than a second later.
         finishing: whether `finish` was called.
-        reason: the reason given to the first `stop` or `finish`; None before.
-        error: the first exception given to `stop`, which `deliver` raises; or None.
+        reason: the reason given to the first `stop` or `finish`, or None.
+        error: the first exception given to `stop`, which `deliver` raises, or None.
     """
 
     def __init__(self, signum: int | None = None) -> None:
@@ -64,7 +64,7 @@ class Interrupts:
             self.again = True
 
     def stop(self, reason: str, error: BaseException | None = None) -> None:
-        """Tells the work to end at once; the first reason and the first error count."""
+        """Tells the work to end at once; only the first reason and the first error are kept."""
         if self.error is None:
             self.error = error
         if self.reason is None:
@@ -78,7 +78,7 @@ class Interrupts:
         self.finishing = True
 
     def deliver(self, folder: str = "") -> None:
-        """Raises KeyboardInterrupt (see `stopped`) or SystemExit(128 + signum) after a signal; else `error`."""
+        """Raises KeyboardInterrupt (see `stopped`) or SystemExit(128 + signum) after a signal, or else any `error`."""
         if self.signum == signal.SIGINT and folder:
             raise stopped(folder)
         if self.signum is not None:
@@ -108,8 +108,8 @@ def raise_for(signum: int, frame: FrameType | None = None) -> None:
 def outlive_signals() -> None:
     """Makes this process, started with the stop signals blocked, survive them.
 
-    It installs handlers that do nothing. Blocked or ignored signals would stay so in every program started from here,
-    so that no signal could terminate such a program. Programs, and forks of this process, get the default actions.
+    It installs handlers that do nothing. (Programs started from here would inherit blocked or ignored signals, and no
+    signal could terminate them.) Such programs, and forks of this process, get the default actions.
     """
     for signum in STOPPING:
         if signal.getsignal(signum) is not signal.SIG_IGN:
@@ -120,13 +120,13 @@ def outlive_signals() -> None:
 
 
 def write_stacks_when_asked(file: TextIO | None = None) -> None:
-    """Makes the signal STACKS write the Python stacks of all threads to an open file; None: to stderr.
+    """Makes the signal STACKS write the Python stacks of all threads to an open file, by default to stderr.
 
-    faulthandler's handler needs no interpreter lock, so it works even if a call of C holds the lock for ever. A thread
-    made for this takes the signal even if all other threads block it, and blocks all other signals. The thread ends
-    when this process first forks, since Python warns of forks beside threads.
+    faulthandler's handler needs no interpreter lock, so it works even if a C function never releases the lock. A thread
+    of its own takes the signal, even if all other threads block it, and blocks all other signals. The thread ends
+    when this process first forks, since Python warns if a process with threads forks.
     """
-    stream = file or sys.__stderr__  # a program may have put something else into sys.stderr
+    stream = file or sys.__stderr__  # sys.stderr may have been replaced
     if stream is None or stream.closed:  # this process has no standard error
         return
     faulthandler.register(STACKS, stream)
@@ -139,7 +139,7 @@ def write_stacks_when_asked(file: TextIO | None = None) -> None:
     def end() -> None:
         forks.set()
         thread.join()
-        while os.path.exists(f"/proc/self/task/{thread.native_id}"):  # Python has ended it, but the kernel has not
+        while os.path.exists(f"/proc/self/task/{thread.native_id}"):  # the kernel takes a little longer than `join`
             os.sched_yield()
 
     thread = threading.Thread(target=take_signal, name="marlcore-stacks", daemon=True)
@@ -149,7 +149,7 @@ def write_stacks_when_asked(file: TextIO | None = None) -> None:
 
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Restores the handlers of SIGINT and SIGTERM after a library's call that replaces them, as `ray.init` does."""
+    """Restores the handlers of SIGINT and SIGTERM after a `with` block that may replace them, as `ray.init` does."""
     replaceable = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     handlers = {signum: signal.getsignal(signum) for signum in replaceable}
     try:
@@ -161,7 +161,7 @@ def handlers_kept() -> Iterator[None]:
 
 @contextmanager
 def stop_signals_blocked() -> Iterator[None]:
-    """Blocks stop signals while a process starts, so that signals to its group do not reach it."""
+    """Blocks stop signals in a `with` block that starts a process, so that signals to its group do not reach it."""
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
@@ -185,5 +185,5 @@ def _let_in() -> None:
 def _restore_and_let_in() -> None:
     for signum in STOPPING:
         if signal.getsignal(signum) is _do_nothing:  # otherwise it is the program's own handler
-            signal.signal(signum, signal.SIG_DFL)  # Python would drop a KeyboardInterrupt raised in this hook
+            signal.signal(signum, signal.SIG_DFL)  # Python's own handler would raise in this hook, without effect
     _let_in()

@@ -1,8 +1,8 @@
 """Restarts workers that die, kills workers that hang, and ends the run on repeated failure.
 
-A successor starts only once the kernel says that the worker before it is dead, so that the dead worker's lanes and
-weights are free. A worker counts as hanging if its heartbeat, a counter in the control block, does not change within
-its timeout. It is then asked for its stacks, and killed `STACKS_S` seconds later.
+A worker is restarted only once the kernel says that its last process is dead, which frees its lanes and weights. A
+worker hangs if its heartbeat, a counter in the control block, does not change within its timeout. It is then asked for
+its stacks, and killed `STACKS_S` seconds later.
 """
 
 import logging
@@ -16,9 +16,9 @@ from .children import Child, Children
 from .control import BEATS, EPISODES, PID, READY, RESTARTS, STEPS, UPDATES, Control
 
 LONGEST_BACKOFF_S = 30.0
-START_S = 120.0  # smallest timeout of a start, which imports, compiles and waits for the first weights
-STACKS_S = 1.0  # time for a worker that hangs to write its stacks
-LONGEST_LOOK_S = 1.0  # most silence counted between two looks, since a parent that was itself stopped saw no heartbeats
+START_S = 120.0  # least timeout of a starting worker, which imports, compiles and waits for the first weights
+STACKS_S = 1.0  # seconds that a worker that hangs gets to write its stacks
+LONGEST_LOOK_S = 1.0  # most silence counted between two looks: a parent that was itself stopped saw no heartbeats
 
 Start = Callable[[str, int], Child]  # called with a worker's name and the number of its process, from 1
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class RestartPolicy:
 
 
 class Supervisor:
-    """Watches a run's workers; `start` makes their processes, `timeouts` are the allowed silences in seconds."""
+    """Watches a run's workers. `start` starts their processes; `timeouts` are the longest silences, in seconds."""
 
     def __init__(
         self, children: Children, control: Control, start: Start, timeouts: Mapping[str, float], policy: RestartPolicy
@@ -72,21 +72,21 @@ class Supervised:
         self, name: str, children: Children, control: Control, start: Start, timeout: float, policy: RestartPolicy
     ) -> None:
         self.name = name
-        self.process: Child | None = None  # before the first process, between two, and after the last
-        self.attempts = 0  # processes started
+        self.process: Child | None = None  # None before the first process, between two, and after the last
+        self.attempts = 0  # number of processes started
         self.due: float | None = None  # the time of the next restart
-        self.done = False  # whether a process ended well
-        self.stands_down = False  # whether it is not restarted any more
+        self.done = False  # whether the last process succeeded
+        self.stands_down = False  # whether it is never restarted again
         self.timeout = timeout  # the longest silence, in seconds
         self._children, self._start, self._policy = children, start, policy
         self._counters, self._notes = control.workers[name], control.notes[name]
         self._failures: list[tuple[float, int, WorkerFailed]] = []  # in the window: (time, steps + updates, failure)
-        self._hang = ""  # why its process is killed
+        self._hang = ""  # why its process is killed, in words
         self._kill_at: float | None = None
         self._beats, self._looked, self._silent = 0, 0.0, 0.0
 
     def start(self) -> None:
-        """Starts the worker's next process. If the fork server keeps dying, counts that as a death of the worker.
+        """Starts the worker's next process; if the fork server keeps dying, that counts as a death of the worker.
 
         Raises OSError if the first process does not start, WorkerFailed if the run allows no further start.
         """
@@ -96,7 +96,7 @@ class Supervised:
             self.process = self._start(self.name, self.attempts)
         except (MarlcoreError, OSError) as error:
             if not isinstance(error, MarlcoreError) and (self.attempts == 1 or error.errno is None):
-                raise  # nothing has run yet, or the error is a signal handler's
+                raise  # it is the first start, or a signal handler raised the error
             self._failed("death", f"no process could be started: {error}", time.monotonic())
             return
         self._notes.store(PID, self.process.pid)
@@ -104,7 +104,7 @@ class Supervised:
         self._beats, self._looked, self._silent = self._counters.load(BEATS), time.monotonic(), 0.0
 
     def resume(self) -> None:
-        """Starts the worker again at the next look, since it has more to do after it ended well."""
+        """Starts the worker again at the next look, after it was done."""
         if not self.stands_down:
             self.done, self.due = False, time.monotonic()
 
@@ -121,12 +121,12 @@ class Supervised:
 
     @property
     def failure(self) -> WorkerFailed:
-        """Returns all failures within the restart policy's window as one error."""
+        """All failures within the restart policy's window as one error."""
         texts = [failure.traceback for *_, failure in self._failures]
         if len(texts) > 1:
             starts = range(self.attempts - len(texts) + 1, self.attempts + 1)
-            said = [texts[0], *("the same" if text == before else text for before, text in pairwise(texts))]
-            texts = [f"start {start}: {text}" for start, text in zip(starts, said, strict=True)]
+            brief = [texts[0], *("the same" if text == last else text for last, text in pairwise(texts))]
+            texts = [f"start {start}: {text}" for start, text in zip(starts, brief, strict=True)]
         return WorkerFailed(self.name, self._failures[-1][-1].reason, "\n".join(texts))
 
     def look(self, now: float) -> None:
@@ -157,7 +157,7 @@ class Supervised:
         self.end()
         if failure is None:
             self.done = True
-        elif self._hang:  # it may have raised just before it was killed
+        elif self._hang:  # the failure may be an exception raised just before the kill
             self._failed("hang", f"{failure.traceback}\n{self._hang}", now)
         else:
             self._failed(failure.reason, failure.traceback, now)
@@ -178,8 +178,8 @@ class Supervised:
     def _will_fail_again(self) -> bool:
         """Whether a restart cannot help.
 
-        The worker diverged, is deadlocked, raised before its first step, or raised the same error twice without a step
-        or an update between them; or its environment raised twice before any episode ended.
+        The worker diverged, is deadlocked, or raised before its first step; it raised the same error twice without a
+        step or an update in between; or its environment raised twice before an episode ended.
         """
         last = [(failure.reason, failure.traceback, done) for _, done, failure in self._failures[-2:]]
         reasons = [reason for reason, *_ in last]

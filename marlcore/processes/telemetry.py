@@ -1,4 +1,4 @@
-"""Sends metrics from workers to their parent: each worker writes a lane, the parent reads all in order of time."""
+"""Sends metrics from workers to their parent: each worker writes a lane, and the parent reads all lanes."""
 
 import errno
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _ROW = np.dtype([("time_s", "f8"), ("step", "i8"), ("value", "f8"), ("agent", _N
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One measurement: seconds since the run began, steps so far, its agent ("" for the run), its name and value."""
+    """A measurement: seconds since the run began, steps so far, agent ("" for the run), name and value."""
 
     time_s: float
     step: int
@@ -52,11 +52,11 @@ class Telemetry(Shared):
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Returns for each lane the number of metrics read or lost so far; `read_from` continues there."""
+        """For each lane, the number of metrics read or lost so far, from which `read_from` continues."""
         return tuple(self._read)
 
     def read_from(self, positions: Sequence[int]) -> None:
-        """Makes `tail` continue where another reader of this telemetry stopped; see `positions`."""
+        """Makes `tail` continue at these `positions` of another reader of this telemetry."""
         self._read = [int(position) for position in positions]
 
     def tail(self) -> list[Metric]:
@@ -67,14 +67,14 @@ class Telemetry(Shared):
     def _tail_lane(self, lane: int) -> list[Metric]:
         end = self._lanes.committed(lane)
         while self._read[lane] < end:
-            # Read fewer rows than the capacity: the writer may be writing the next ones, or have died in them.
+            # Read fewer rows than the capacity: the writer may be overwriting the oldest, or have died doing so.
             oldest = max(self._read[lane], end - (ROWS - AT_ONCE))
             rows: Any = np.zeros(end - oldest, _ROW)
             code = self._lanes.read(lane, oldest, len(rows), rows.view(np.uint8))
-            if code == -errno.ESTALE:  # the worker lapped this read: read the newer rows
+            if code == -errno.ESTALE:  # the worker overwrote rows meanwhile: read newer ones
                 newer = self._lanes.committed(lane)
                 if newer == end:
-                    break  # the next call reads more, unless the counters are damaged
+                    break  # only with damaged counters; otherwise the next call reads more
                 end = newer
                 continue
             self.lost += oldest - self._read[lane]
@@ -92,7 +92,7 @@ def _geometry(workers: list[str]) -> LaneGeometry:
 
 @lru_cache(1024)
 def encoded_name(label: str, name: str) -> bytes:
-    """Encodes a name in UTF-8. Raises ValueError for more than 64 bytes or a lone surrogate."""
+    """Encodes a name in UTF-8. Raises ValueError if it is longer than 64 bytes or has a lone surrogate."""
     encoded = name.encode(errors="surrogatepass")
     if len(encoded) > NAME_BYTES or encoded != name.encode(errors="replace"):
         raise ValueError(f"{label}: expected at most {NAME_BYTES} bytes of UTF-8, got {brief(name)}")
@@ -101,7 +101,7 @@ def encoded_name(label: str, name: str) -> bytes:
 
 @lru_cache(1024)
 def fitting_name(name: str) -> str:
-    """Cuts the name to 64 bytes of UTF-8, with "?" for lone surrogates."""
+    """Returns the name cut to 64 bytes of UTF-8, with "?" for lone surrogates."""
     return name.encode(errors="replace")[:NAME_BYTES].decode(errors="ignore")
 
 

@@ -1,4 +1,4 @@
-"""The common part of workers that a supervisor watches: counters, a heartbeat, and resources to close."""
+"""The base of workers that a supervisor watches: counters, a heartbeat, and resources to close."""
 
 import os
 from collections.abc import Callable
@@ -13,21 +13,21 @@ from .control import BEATS, Control
 
 
 class WorkerBase:
-    """A worker in its process. If the worker's environment forked, every method called in the fork ends the fork."""
+    """A worker in its process. If its environment forks, the first method that the fork calls ends the fork."""
 
     def __init__(self, name: str, control: Control, attempt: int) -> None:
         self.name = name
         self.control = control
         self.counters = control.workers[name]
         self.attempt = attempt  # the number of its process, from 1
-        self.beat: Callable[[], None] = self.counters.adder(BEATS, 1)  # the heartbeat: the parent sees no hang
+        self.beat: Callable[[], None] = self.counters.adder(BEATS, 1)  # the heartbeat that the parent watches
         self._pid = os.getpid()
         invalidate_after_fork(self)
         self._resources = ExitStack()
 
     def hold(self, resource: Any) -> Any:
-        """Registers and returns a resource; `close` closes the newest resource first."""
-        leave_if_forked(self._pid)  # such as a fork that comes back from the environment's constructor
+        """Returns a resource, which `close` will close, the newest resource first."""
+        leave_if_forked(self._pid)  # for a fork that returns from the environment's constructor
         self._resources.callback(resource.close)
         return resource
 
@@ -41,6 +41,6 @@ class WorkerBase:
             raise ClosedError("the run was told to stop")
 
     def close(self) -> None:
-        """Closes every resource held, even if one of them fails to close."""
+        """Closes all resources, even if one of them fails to close."""
         leave_if_forked(self._pid)
         self._resources.close()

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @fixed()
 class WorkerContext:
-    """The first argument of a worker's function; `name` is the worker's name."""
+    """The first argument of a worker's function; its `name` is the worker's."""
 
     def __init__(self, name: str, control: Control, telemetry: Telemetry, began: float) -> None:
         self.name = name
@@ -45,7 +45,7 @@ class WorkerContext:
         return self._control.stopping
 
     def report(self, name: str, value: float, step: int = 0) -> None:
-        """Sends a number to the parent, which reads it by `Workers.reports`; never waits.
+        """Sends a number to the parent, which reads it with `Workers.reports`; never waits.
 
         Args:
             name: the number's name, at most 64 bytes.
@@ -95,12 +95,12 @@ class Workers:
       as SIGINT does by KeyboardInterrupt, unless the program handles or ignores them. If this process dies for any
       reason, the kernel kills the workers.
     - **Waits.** Once the workers are stopping, a wait of marlcore in a worker (`add`, `sample`, `read`, `wait`) raises
-      ClosedError. A function that this error ends has ended well.
+      ClosedError. A function that ends by this error counts as successful.
     - **Failures.** If a worker raised or died, this process raises WorkerFailed with its traceback, once: in the next
       `start`, `check` or `wait`, in any wait of marlcore, or at the block's end unless the block raised another
       exception. Workers are never restarted.
-    - **Signals.** SIGINT, SIGTERM and SIGHUP do nothing in a worker; programs that it starts have the default actions.
-      Programs started by a killed worker may live on.
+    - **Signals.** SIGINT, SIGTERM and SIGHUP do nothing in a worker; programs that it starts have the default actions,
+      and may survive a worker that is killed.
 
     A worker's function and arguments are pickled by value where needed, so lambdas, closures and definitions of a
     script or a notebook work. Replays, stores and queues among them attach to the same memory. torch uses one thread in
@@ -112,7 +112,7 @@ class Workers:
 
         Args:
             grace: seconds between telling the workers to stop and killing them.
-            preload: modules imported once, before the first worker, so that workers start with them loaded.
+            preload: names of modules that are imported once, before the first worker starts, for all workers.
         """
         if not grace >= 0:
             raise ValueError(f"grace: expected seconds of at least 0, got {grace!r}")
@@ -123,16 +123,15 @@ class Workers:
         self._children = Children(preload)
         self._workers: list[Worker] = []
         self._telemetries: list[Telemetry] = []  # one for each worker
-        self._failures: dict[Child, WorkerFailed] = {}  # failures that were not raised yet
-        self._lock = threading.Lock()  # any waiting thread may check the workers
+        self._failures: dict[Child, WorkerFailed] = {}  # failures that have not been raised yet
+        self._lock = threading.Lock()  # any thread that waits may check the workers
         self._numbers: Counter[str] = Counter()
         self._reported: list[Metric] = []
         self._held = ExitStack()
 
     def __enter__(self) -> "Workers":
-        """Raises ClosedError if the group was entered or started before."""
         if self._entered:
-            raise ClosedError("a group of workers is entered once: make another Workers() for another block")
+            raise ClosedError("a group of workers can be entered only once: make another Workers() for another block")
         self._begin()
         return self
 
@@ -164,9 +163,9 @@ class Workers:
     def start_named(
         self, name: str, function: Callable[Concatenate[WorkerContext, P], object], /, *args: P.args, **kwargs: P.kwargs
     ) -> Worker:
-        """Does `start` with a name for the worker: unique, at most 64 bytes.
+        """Does `start` with a name for the worker, which is unique and has at most 64 bytes.
 
-        Raises the errors of `start`; ValueError if the name is too long or taken.
+        Raises the errors of `start`; ValueError if the name is too long or used already.
         """
         if not self._entered and os.getpid() == self._owner:
             self._begin()
@@ -191,9 +190,9 @@ class Workers:
         return self._workers[-1]
 
     def check(self) -> None:
-        """Raises WorkerFailed if a worker's failure was not raised yet, ClosedError if the group does not run."""
+        """Raises WorkerFailed if a worker's failure was not raised yet, ClosedError if the group is not running."""
         if os.getpid() != self._owner:
-            raise StaleHandle("these workers belong to the parent, which forked this process after it had started them")
+            raise StaleHandle("these workers belong to the parent of this process, which was forked after their start")
         if not self._open:
             raise ClosedError("the group of workers has ended" if self._entered else "no worker was started yet")
         self._raise_failure()
@@ -234,7 +233,7 @@ class Workers:
         return reports
 
     def __iter__(self) -> Iterator[Worker]:
-        """Iterates over all workers, ended ones too, in the order of their start."""
+        """Iterates over all workers, also ended ones, in the order of their start."""
         return iter([*self._workers])
 
     def __len__(self) -> int:
@@ -258,7 +257,7 @@ class Workers:
     def _note_ends(self) -> None:
         with self._lock:
             for child in [child for child in self._children.living if not child.running]:
-                # Noted before `end`, so that an exception of a signal handler between the two loses no failure.
+                # Noted before `end`, so that no failure is lost if a signal handler raises between the two.
                 failure = None if child in self._failures else child.failure()
                 if failure is not None:
                     self._failures[child] = failure
@@ -279,7 +278,7 @@ class Workers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() != self._owner:
-            return  # a forked child that leaves the block must not end the workers
+            return  # in a forked child, the end of the block must not end the workers
         signals = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}
         self._children.interrupts = interrupts = Interrupts(signals.get(kind) if kind else None)
         try:
@@ -303,11 +302,11 @@ class Workers:
             self._note_ends()
         for child in self._children.living:
             log.warning("%s did not end when it was told to stop, and is killed", child.name)
-        with self._lock:  # another thread's wait must not take processes killed here for failures
+        with self._lock:  # so that no other thread takes the processes killed here for failures
             self._children.close()
         self._collect()
         self._open = False
-        while self._telemetries:  # clears the list too: shared memory lives until its last view is gone
+        while self._telemetries:  # empties the list, since shared memory exists until its last view is gone
             self._telemetries.pop().close()
 
 
@@ -321,5 +320,5 @@ def _live(
         try:
             act(context)
         except SystemExit as end:
-            if end.code not in (None, 0):  # as usual, sys.exit() counts as success
+            if end.code not in (None, 0):  # sys.exit() counts as success
                 raise

@@ -1,7 +1,4 @@
-"""Records a run: its directory, checkpoints, metrics and their sinks, progress on the screen, curves.
-
-This room verifies each file that it reads back. It never touches rows or lanes, and does not interpret models.
-"""
+"""Records a run: its directory, checkpoints, metrics and their sinks, progress on the screen, curves."""
 
 from .best_run import best_run
 from .callback import Callback, CallbackSink, Stop, check_callback

@@ -19,7 +19,7 @@ def best_run(runs: str | Path | Sequence[str | Path], metric: str = "eval_return
     Args:
         runs: the directories of runs, or one directory that holds them, as `marlcore train --seeds` leaves it.
         metric: any name in metrics.csv, such as "eval_return", "eval_win_rate/anchor:strong" or "episode_return".
-        agent: the agent or policy whose values count; None: all.
+        agent: the agent or policy whose values count; None counts all.
 
     Raises: ValueError: there is no run, a directory is not a run's, or a run has no value of the metric.
     """
@@ -46,7 +46,7 @@ def _late_mean(folder: Path, metric: str, agent: str | None) -> float:
             values[row.agent].append(row.value)
     if not values:
         of = "" if agent is None else f" of {agent}"
-        raise ValueError(f"metric: expected one that each run has{of}, got {metric!r}, which {str(folder)!r} has not")
+        raise ValueError(f"metric: expected one that each run has{of}, got {metric!r}, which {str(folder)!r} lacks")
     means = [sum(late) / len(late) for late in values.values()]
     mean = sum(means) / len(means)
     return -math.inf if math.isnan(mean) else mean

@@ -65,7 +65,7 @@ class CallbackSink:
             answer = self._methods[name](event)
         except StopRun as stop:
             self._interrupts.finish(str(stop) or "the callback raised StopRun")
-        except BaseException as error:  # a program may raise anything; `Interrupts.deliver` raises it again
+        except BaseException as error:  # `Interrupts.deliver` raises it again
             self._failed = True
             self._interrupts.stop(f"the callback raised {type(error).__name__}", error)
         else:

@@ -31,9 +31,9 @@ _KINDS |= {"return": float, "sampler": dict, "reader": dict}
 
 
 class KeptCheckpoints:
-    """Keeps a policy's best checkpoint and its last `keep` ones, each saved by an evaluation.
+    """Keeps a policy's best checkpoint and its last `keep` ones, which evaluations save.
 
-    Raises ValueError if the best is damaged. With `arrays`, weights are arrays of NumPy, and torch is not imported.
+    Raises ValueError if the best is damaged. With `arrays`, weights are NumPy arrays, and torch is not imported.
     """
 
     def __init__(self, run_dir: Path, policy: str, keep: int, arrays: bool = False) -> None:
@@ -48,11 +48,11 @@ class KeptCheckpoints:
         return load_checkpoint(self._path("best"), arrays=self._arrays)
 
     def best_weights(self) -> dict[str, Any] | None:
-        """Returns the best checkpoint's acting weights; None if there is none. Raises ValueError if it is damaged."""
+        """Returns the acting weights of the best checkpoint, if there is one. Raises ValueError if it is damaged."""
         return self._load_best().get("acting")
 
     def add(self, state: dict[str, Any], mean: float, best: float | None = None) -> None:
-        """Saves a state as the newest, and also as the best if its `mean` return exceeds `best` (None: `self.best`)."""
+        """Saves a state as the newest, and as the best if its `mean` return exceeds `best`, by default `self.best`."""
         state["return"] = mean
         step = int(state["step"])
         if self._keep:
@@ -69,7 +69,7 @@ class KeptCheckpoints:
 
 
 def saved_checkpoints(run_dir: Path, policy: str) -> list[str]:
-    """Lists a policy's checkpoints by the names that `which` takes: words such as "best", then steps in order."""
+    """Lists a policy's checkpoints as values of the argument `which`: words such as "best", then steps, ascending."""
     begin = f"{checkpoint_path(run_dir, policy).stem}."
     names = [path.name.removeprefix(begin) for path in (run_dir / "checkpoints").glob(f"{begin}*pt")]
     found = (name.removesuffix("pt").rstrip(".") or "last" for name in names)
@@ -77,16 +77,16 @@ def saved_checkpoints(run_dir: Path, policy: str) -> list[str]:
 
 
 def kept_steps(run_dir: Path, policy: str, prefix: str = "") -> list[int]:
-    """Returns the steps of a policy's kept checkpoints, ascending: the numbers after `prefix` in their names."""
+    """Returns the steps of a policy's kept checkpoints, ascending; their names are `prefix` and the step."""
     found = [name[len(prefix) :] for name in saved_checkpoints(run_dir, policy) if name.startswith(prefix)]
-    return sorted(int(name) for name in found if name.isdecimal() and len(name) < 19)  # longer numbers are no steps
+    return sorted(int(name) for name in found if name.isdecimal() and len(name) < 19)  # steps fit into 64 bits
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any], hold: Hold | None = None, *, arrays: bool = False) -> None:
-    """Writes a checkpoint, which `torch.load` can also read. Raises Fenced if the learner has lost its hold."""
+    """Writes a checkpoint, which `torch.load` can read, too. Raises Fenced if the learner has lost its hold."""
     data = io.BytesIO(dumped(state) if arrays else b"")
     if not arrays:
-        import torch  # here, so that evaluators without it import this file
+        import torch  # here, so that evaluators that need no torch can import this file
 
         torch.save(dict(state), data)
     write_sealed(path, data.getvalue(), check=hold and hold.check)
@@ -95,13 +95,16 @@ def save_checkpoint(path: Path, state: Mapping[str, Any], hold: Hold | None = No
 def load_checkpoint(
     path: Path, *, own_name: bool = True, label: str = "resume", arrays: bool = False
 ) -> dict[str, Any]:
-    """Returns a checkpoint, executing none of its code; {} if none exists. Raises ValueError if damaged or copied."""
-    if not os.path.lexists(path):  # a dangling link is a checkpoint that was lost
+    """Reads a checkpoint, without executing code in it. Returns {} if the file does not exist.
+
+    Raises ValueError if it is damaged or, with `own_name`, a copy of another file.
+    """
+    if not os.path.lexists(path):  # a dangling link is an error: the checkpoint was lost
         return {}
     kinds = {**_KINDS}
     try:
         data = read_sealed(path, own_name=own_name)
-        if not data.startswith(ZIP):  # torch's older formats, never written here, can execute code
+        if not data.startswith(ZIP):  # torch's older formats can execute code
             raise ValueError("expected a zip")
         with ZipFile(io.BytesIO(data)) as archive:
             if sum(member.file_size for member in archive.infolist()) > len(data):
@@ -123,16 +126,16 @@ def load_checkpoint(
 
 def taken_over(state: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a run's own `state` with the trainer's state of the checkpoint `other`; the caller adds the weights."""
-    taken = NO_COUNTS | {name: value for name, value in state.items() if name != "trainer"}
+    merged = NO_COUNTS | {name: value for name, value in state.items() if name != "trainer"}
     if "trainer" in other:  # state_dicts and evaluations' checkpoints have no trainer
-        taken |= {"trainer": other["trainer"], "torch": state.get("torch", other["torch"])}
-    return taken
+        merged |= {"trainer": other["trainer"], "torch": state.get("torch", other["torch"])}
+    return merged
 
 
 def initial_states(init_from: InitFrom | None, policies: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns each policy's initial state: a checkpoint's, or {"network": a state_dict}. Executes no code in them.
+    """Returns, by policy, an initial state: a checkpoint's, or {"network": a state_dict}. Executes no code in them.
 
-    The state's item "from" names the source. Raises ValueError or TypeError if a source is missing or damaged.
+    The state's item "from" names its source. Raises ValueError or TypeError if a source is missing or damaged.
     """
     if init_from is None:
         return {}

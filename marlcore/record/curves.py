@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-GRID = 500  # steps at which runs are compared
-MAX_POINTS = 4000  # a curve is 1200 pixels wide; more points only cost time
+GRID = 500  # number of steps at which runs are compared
+MAX_POINTS = 4000  # of a curve 1200 pixels wide: more points would only cost time
 _plotting = threading.Lock()  # several runs may end at once
 
 Points = NDArray[np.float64]  # [episodes, 2]: step and return, in order of steps
@@ -33,7 +33,7 @@ Points = NDArray[np.float64]  # [episodes, 2]: step and return, in order of step
 
 @contextmanager
 def canvas(path: Path, title: str, height: float) -> Iterator[tuple[Figure, Axes]]:
-    """Yields a figure, 1200 pixels wide and 100 times `height` high; writes it to `path` at the `with` block's end."""
+    """Yields a figure of 1200 by 100 * `height` pixels; writes it to `path` at the end of the `with` block."""
     # Imported here: matplotlib takes longer to import than marlcore itself.
     from matplotlib.figure import Figure
 
@@ -49,7 +49,7 @@ def canvas(path: Path, title: str, height: float) -> Iterator[tuple[Figure, Axes
 
 
 def say_that_none_ended(axes: Axes) -> None:
-    """Writes into the middle of an empty picture that no episode has ended."""
+    """Writes "no episode has ended" into an empty picture."""
     axes.set(xticks=[], yticks=[])
     axes.text(0.5, 0.5, "no episode has ended", transform=axes.transAxes, ha="center", fontsize=15)
 
@@ -118,7 +118,6 @@ def _plot_band(axes: Axes, agent: str, runs: list[Points], color: Any) -> None:
     for steps, returns in (points.T for points in runs):
         window = _window(len(returns))
         means.append((steps[window - 1 :], running_mean(returns, window)))
-    # Steps at which every run has a mean.
     grid = np.linspace(max(steps[0] for steps, _ in means), min(steps[-1] for steps, _ in means), GRID)
     rows = np.stack([np.interp(grid, *mean) for mean in means])
     axes.fill_between(grid, rows.min(0), rows.max(0), color=color, alpha=0.2, linewidth=0)
@@ -137,16 +136,16 @@ def returns_of(metrics: Iterable[Metric]) -> dict[str, Points]:
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Returns the mean of the last `window` values at each index from window - 1 on."""
+    """Returns the means of each `window` consecutive values."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     return (sums[window:] - sums[:-window]) / window
 
 
 def thin(steps: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Picks evenly spaced points, and returns them as an array [2, at most MAX_POINTS]."""
+    """Returns evenly spaced points as an array [2, at most MAX_POINTS]."""
     return np.stack((steps, values))[:, :: 1 + (len(steps) - 1) // MAX_POINTS]
 
 
 def _window(episodes: int) -> int:
-    """Returns the window of a running mean: large enough to smooth, but at most a tenth of a short run's episodes."""
+    """Returns the window of a running mean: 100 episodes, but at most a tenth and at least a fiftieth of all."""
     return max(1, min(100, episodes // 10), episodes // 50)

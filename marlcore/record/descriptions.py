@@ -1,4 +1,4 @@
-"""Describes a run in JSON: config.json, and policies.json, from which policies load without executing code."""
+"""Describes a run in JSON: config.json, and policies.json, from which policies can be loaded without executing code."""
 
 import dataclasses
 import itertools
@@ -49,12 +49,12 @@ OF_ROWS = (
     "replay.prioritized",
 )  # fmt: skip
 OF_PRIORITIES = ("learner.n_step", "replay.alpha")
-MOST_NUMBERS = 2**24  # in the arrays of all described spaces, which are made before weights are compared
+MOST_NUMBERS = 2**24  # in the arrays of all described spaces: a file may claim any size
 _NUMBERS = {"Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "start"), "Box": ("low", "high")}
 
 
 def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) -> dict[str, Any]:
-    """Returns the environment, the algorithm (one, or a dict by policy) and every setting, in a form for JSON."""
+    """Returns the environment, the algorithm (or a dict of them by policy) and every setting, in a form for JSON."""
     first = policies[0].algorithm
     names: Any = {policy.name: algos.name_of(policy.algorithm) for policy in policies}
     chosen: Any = {policy.name: hyperparameters(policy.algorithm) for policy in policies}
@@ -64,7 +64,7 @@ def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) 
     while isinstance(made_by, (JointObservations, Teams)):
         made_by = made_by.env_fn
     options: dict[str, Any] = {}
-    if isinstance(made_by, NamedEnvironment):  # without these, its name makes another environment
+    if isinstance(made_by, NamedEnvironment):
         options["env_options"] = {name: _plain(value) for name, value in made_by.options.items()}
         options["env_wrappers"] = [*made_by.wrappers]
     return {
@@ -90,7 +90,7 @@ def hyperparameters(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a form for JSON; a value that JSON cannot hold becomes its repr, only for human readers."""
+    """Returns a form for JSON; a value that JSON cannot hold becomes its repr, for human readers."""
     if isinstance(value, (tuple, list)):
         return [_plain(member) for member in value]
     simple = isinstance(value, (bool, int, str, type(None))) or (isinstance(value, float) and math.isfinite(value))
@@ -102,9 +102,9 @@ def described_run(
 ) -> tuple[Any, Algorithm | dict[str, Algorithm], Config]:
     """Imports the objects that config.json names; returns the described environment, algorithms and settings.
 
-    `replay_path` takes the place of the described directory, which may not be there any more.
+    `replay_path` replaces the described directory, which may no longer exist.
 
-    Raises ValueError if the file names something that cannot or may not be imported.
+    Raises ValueError if the file names something that cannot be imported, or if another user could have changed it.
     """
     if is_address(run_dir):
         if not trust:
@@ -135,31 +135,31 @@ def described_run(
 
 
 def remade(name: str, hyperparameters: Mapping[str, Any], label: str = "algorithm") -> Algorithm:
-    """Makes the named algorithm. Raises ValueError if it cannot be imported, or if a hyperparameter was not stored."""
+    """Makes the named algorithm. Raises ValueError if it cannot be imported, or if JSON could not hold a value."""
     _check_named(label, name)
     return algos.make(name, **{label: _value(label, value) for label, value in hyperparameters.items()})
 
 
 def _check_named(what: str, name: str) -> None:
-    """Raises ValueError if a name is local to a script, a notebook or a function, so that it cannot be imported."""
+    """Raises ValueError if a name cannot be imported, since it is defined in a script, a notebook or a function."""
     if name.startswith("__main__:") or "<" in name:
         raise ValueError(f"{what}: expected one that can be imported, got {name}")
 
 
 def _value(label: str, value: Any, kind: str = "hyperparameter") -> Any:
     if isinstance(value, Mapping):
-        raise ValueError(f"{kind} {label}: {printable(str(value.get('repr')))} cannot be made again")
+        raise ValueError(f"{kind} {label}: {printable(str(value.get('repr')))} cannot be recreated")
     return tuple(_value(label, member, kind) for member in value) if isinstance(value, list) else value
 
 
 def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tuple[AssignedPolicy, ...]) -> None:
-    """Raises ValueError if a run cannot resume: there is no run, a fixed setting was changed, or no steps are left.
+    """Raises ValueError if there is no run to resume, a fixed setting was changed, or no steps are left.
 
     Another environment is accepted if its policies have the same agents and spaces. Changed hyperparameters are checked
     later, when the checkpoints are loaded into the networks.
     """
     now = dict(flattened(_as_json(described), Config))
-    # An older version's run lacks entries for newer settings, whose defaults are that version's behaviour.
+    # The runs of older versions lack newer settings; the defaults of these are the older behaviour.
     before = dict(flattened(_as_json(Config().to_dict()), Config)) | dict(flattened(read_config(run_dir), Config))
     prioritized = any(chosen for *_, chosen in _each("replay.prioritized", before, now))
     checkpoints = Path(run_dir) / "checkpoints"
@@ -181,7 +181,7 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
 
 
 def fixed_settings(replays: bool, prioritized: bool) -> dict[str, str]:
-    """Returns the settings that a resumed run must keep, each with the reason; `replays`: whether replays are saved."""
+    """Returns the settings that a resumed run must keep, with reasons; more if it saved replays, or with priorities."""
     fixed = dict(FIXED)
     if replays:
         fixed |= dict.fromkeys(
@@ -197,7 +197,7 @@ def _as_json(described: dict[str, Any]) -> Any:
 
 
 def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields (name, old value, new value) of a setting for the run, then for each policy with its own section."""
+    """Yields (name, old value, new value) of a setting: the run's, then that of each policy with its own section."""
     old, new = before.get(label), now[label]
     if label == ANCHORS:  # the anchors' shares may change
         old, new = [*(old or ())], [*new]
@@ -221,12 +221,12 @@ def _check_same_spaces(path: Path, policies: tuple[AssignedPolicy, ...]) -> None
         if old != new:
             raise ValueError(
                 f"resume: expected an environment in which {label} of {name} is {brief(old)}, as the run had it, "
-                f"got {brief(new)}: its checkpoint is of that one"
+                f"got {brief(new)}, which does not fit the checkpoint"
             )
 
 
 def changed_hyperparameters(run_dir: Path, policy: AssignedPolicy) -> dict[str, tuple[Any, Any]]:
-    """Returns, by name, (old, new) values of a policy's hyperparameters that differ from a run's config.json."""
+    """Returns, by name, (old, new) of each hyperparameter of a policy that differs from a run's config.json."""
     described = read_config(run_dir)
     before, names = described.get("hyperparameters", {}), described.get("algorithm")
     if isinstance(names, dict):
@@ -239,7 +239,7 @@ def write_policies(run_dir: Path, policies: tuple[AssignedPolicy, ...], config: 
     """Writes the file that `described_policies` reads."""
     plain = config.to_dict()
     settings = {label: plain[label] for label in OF_POLICIES}
-    settings["replay"] = {"pad": config.replay.pad}  # its path need not exist where the policies are loaded
+    settings["replay"] = {"pad": config.replay.pad}  # not its path, which need not exist where policies are loaded
     write_json(run_dir / POLICIES, {"policies": [*map(_described_policy, policies)], "config": settings})
 
 
@@ -267,7 +267,10 @@ def _policies_in(path: Path, label: str) -> dict[str, dict[str, Any]]:
 
 
 def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Config]:
-    """Reads a run's policies and the settings with which they act, except custom schedules. Raises ValueError."""
+    """Reads a run's policies, and the settings with which they act, except custom schedules.
+
+    Raises ValueError if the file is damaged, or if it names code that would have to be imported.
+    """
     path = run_dir / POLICIES
     try:
         described = read_json(path)
@@ -277,7 +280,7 @@ def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Confi
         if numbers > MOST_NUMBERS:
             raise ValueError(f"expected spaces of at most {MOST_NUMBERS:,} numbers, got {brief(numbers)}")
         return tuple(map(_policy, described["policies"])), _config(described["config"])
-    except Exception as error:  # a sealed file may still hold anything
+    except Exception as error:  # a seal proves nothing about the content
         reason = printable(str(error)) if isinstance(error, (ValueError, OSError)) else brief(error)
         expected = "weights_only: expected policies of built-in algorithms"
         raise ValueError(f"{expected}, got {str(path)!r} ({reason})") from None
@@ -295,7 +298,7 @@ def _policy(plain: Mapping[str, Any]) -> AssignedPolicy:
 
 
 def _config(plain: Mapping[str, Any]) -> Config:
-    """Makes a Config of the settings with which policies act; leaves out functions, which would have to be imported."""
+    """Makes a Config of the settings with which policies act, without functions, which would have to be imported."""
     known = {label: plain[label] for label in OF_POLICIES if label in plain}
     known["exploration"] = _without_functions(plain["exploration"])
     explorations = known.get("explorations", {})
@@ -311,7 +314,7 @@ def _without_functions(exploration: Mapping[str, Any]) -> dict[str, Any]:
 
 def _described(space: gym.Space) -> dict[str, Any]:
     if isinstance(space, gym.Dict):
-        # A key of another kind becomes a dict, which is no valid key, so loading refuses it.
+        # A key of another type becomes a dict, which `_space` refuses as a key.
         keys = [key if isinstance(key, (str, int, float)) else {"repr": repr(key)} for key in space.spaces]
         return {"kind": "Dict", "spaces": list(zip(keys, map(_described, space.spaces.values()), strict=True))}
     if isinstance(space, gym.Tuple):
@@ -319,14 +322,14 @@ def _described(space: gym.Space) -> dict[str, Any]:
     if isinstance(space, gym.MultiBinary):
         return {"kind": "MultiBinary", "n": np.asarray(space.n).tolist()}  # a number or a shape
     if is_text(space):
-        return {"kind": "Text"}  # a Text keeps its place, but no network takes it
+        return {"kind": "Text"}  # keeps its place in a Tuple, but networks leave it out
     kind = next(name for name in _NUMBERS if isinstance(space, getattr(gym, name)))
     numbers = {name: _shortened(np.asarray(getattr(space, name))) for name in _NUMBERS[kind]}
     return {"kind": kind, **numbers, "shape": list(space.shape), "dtype": np.dtype(space.dtype).name}
 
 
 def _numbers_in(plain: Mapping[str, Any]) -> float:
-    """Returns the number of inputs or outputs that a network needs for a described space. Raises as `_space` does."""
+    """Returns the number of inputs or outputs that a network needs for a described space."""
     if plain["kind"] in ("Dict", "Tuple"):
         return sum(_numbers_in(part[1] if plain["kind"] == "Dict" else part) for part in plain["spaces"])
     n, nvec, shape = (np.array(plain.get(name, 1), np.float64) for name in ("n", "nvec", "shape"))
@@ -334,10 +337,9 @@ def _numbers_in(plain: Mapping[str, Any]) -> float:
 
 
 def _space(plain: Mapping[str, Any]) -> gym.Space:
-    """Makes the space that `_described` described. Raises KeyError, TypeError, ValueError."""
     kind = plain["kind"]
     if kind == "Dict":
-        return gym.Dict([(key, _space(part)) for key, part in plain["spaces"]])  # a dict's keys would be sorted
+        return gym.Dict([(key, _space(part)) for key, part in plain["spaces"]])  # from a dict, keys would be sorted
     if kind == "Tuple":
         return gym.Tuple([_space(part) for part in plain["spaces"]])
     if kind == "MultiBinary":
@@ -347,7 +349,7 @@ def _space(plain: Mapping[str, Any]) -> gym.Space:
     dtype = np.dtype(plain["dtype"])
     first, second = (np.broadcast_to(np.array(plain[name], dtype), plain["shape"]) for name in _NUMBERS[kind])
     if kind == "Discrete":
-        other = {} if dtype == np.int64 else {"dtype": dtype}  # older releases of Gymnasium lack the argument
+        other = {} if dtype == np.int64 else {"dtype": dtype}  # older releases of Gymnasium lack this argument
         return gym.Discrete(first.item(), start=second.item(), **other)
     if kind == "MultiDiscrete":
         return gym.MultiDiscrete(first, dtype=dtype, start=second)
@@ -355,7 +357,7 @@ def _space(plain: Mapping[str, Any]) -> gym.Space:
 
 
 def _shortened(array: NDArray[Any]) -> Any:
-    """Returns an array's numbers, which may be infinite, as text; only one number if all are equal."""
+    """Returns an array's numbers, which may be infinite, as strings; a single one if all are equal."""
     if array.size and (array == array.flat[0]).all():
         array = array.reshape(-1)[0]
     return array.astype(str).tolist()

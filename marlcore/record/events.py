@@ -1,4 +1,4 @@
-"""The events of a run, evaluations and checkpoints; only this file recognises them in the stream of metrics."""
+"""The events of a run, which are evaluations and checkpoints, and their recognition in the stream of metrics."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +57,7 @@ class Events:
         self._values: dict[tuple[str, str], float] = {}  # of the evaluation that is being reported
 
     def take(self, metric: Metric) -> Event | None:
-        """Returns the event that a metric completes, if any; to be called for every metric of the run, in order."""
+        """Returns the event that a metric completes, if any. Call it for every metric of the run, in order."""
         if metric.name == CHECKPOINT_S:
             path = checkpoint_path(self._run_dir, metric.agent)
             return CheckpointEvent(metric.agent, metric.step, metric.time_s, path)

@@ -1,8 +1,8 @@
 """Files of a run: a reader never sees half a file, detects damage, and names the file in errors.
 
-A sealed file ends with a seal: its own name, and a SHA-256 of all bytes before the digest. The seal fits the three
-formats that a run writes: in a JSON object the seal is the last two members, in a zip (a checkpoint, which `torch.load`
-still reads) the comment; after a pickle it is appended, and the pickle's reader stops before it.
+A sealed file ends with a seal: its own name, and a SHA-256 of all bytes before the digest. The seal is the last two
+members of a JSON object, the comment of a zip (a checkpoint, which `torch.load` can still read), or follows a pickle,
+whose reader stops before it.
 """
 
 import functools
@@ -25,15 +25,15 @@ from ..regular_files import naming, open_regular, read_regular
 _DIGITS = 64
 _SEAL = re.compile(rb'"file": "([^"]*)",\s*"sha256": "([0-9a-f]{64})"\s*\}\n\Z')
 _LONGEST = 4096  # bytes of a seal
-_MOST = 2**27  # bytes of a file of JSON
-ZIP = b"PK\x03\x04"  # its first bytes
+_MOST = 2**27  # bytes of a JSON file
+ZIP = b"PK\x03\x04"  # the first bytes of a zip
 
 log = logging.getLogger(__name__)
 _warn_once = functools.cache(log.warning)
 
 
 def remove_unfinished(path: Path) -> None:
-    """Removes unfinished writes to `path`, left by killed processes; a living process that is writing then fails."""
+    """Removes unfinished writes to `path` by killed processes. A live process that is writing there then fails."""
     for left in path.parent.glob(f".{escape(path.name)}.*.new"):
         left.unlink(missing_ok=True)
 
@@ -41,8 +41,8 @@ def remove_unfinished(path: Path) -> None:
 def write_atomically(path: Path, *data: bytes | memoryview, check: Callable[[], None] | None = None) -> None:
     """Replaces the content of `path` by `data`; even after a crash, a reader sees the whole old or new content.
 
-    `check` runs just before the replacement; if it raises, the old content stays. Without `check`, only one process may
-    write.
+    `check` is called just before the replacement; if it raises, the old content stays. Without `check`, only one
+    process may write.
     """
     if check is None:
         remove_unfinished(path)
@@ -91,20 +91,20 @@ def read_sealed(path: Path, *, own_name: bool = True, most: int | None = None) -
     with open_regular(path) as file:
         file.seek(max(os.fstat(file.fileno()).st_size - _LONGEST, 0))
         sealed = _SEAL.search(file.read(_LONGEST))
-    data = read_regular(path, most) if sealed else b""  # never reads a sparse file of gigabytes without a seal
+    data = read_regular(path, most) if sealed else b""  # a file without a seal may be a sparse one of gigabytes
     if fault := _fault(path, data, own_name):
         raise ValueError(f"{str(path)!r}: {fault}")
     return data
 
 
 def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
-    """Returns the members that `write_json` wrote. An `editable` file may have been changed; if so, this is logged.
+    """Returns the members that `write_json` wrote. Raises as `read_sealed` does.
 
-    Raises: see `read_sealed`.
+    An `editable` file may have been changed by hand; a warning then says so.
     """
     data = read_regular(path, _MOST) if editable else read_sealed(path, most=_MOST)
     if editable and (fault := _fault(path, data, own_name=True)):
-        _warn_once(f"{str(path)!r}: {fault}; it is taken as it is")
+        _warn_once(f"{str(path)!r}: {fault}; it is used as it is")
     try:
         members = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -116,7 +116,7 @@ def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
 
 @contextmanager
 def believed(expected: str, folder: Path, name: str) -> Iterator[None]:
-    """Turns an error in a `with` block into a ValueError that names the file and the content that was `expected`."""
+    """Turns errors in a `with` block that reads a file into a ValueError: "EXPECTED, got FOLDER (NAME: the error)"."""
     try:
         yield
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, OSError) as error:
@@ -124,7 +124,7 @@ def believed(expected: str, folder: Path, name: str) -> Iterator[None]:
 
 
 def _fault(path: Path, data: bytes, own_name: bool) -> str:
-    """Returns a message if a file contradicts its seal; "" if they agree."""
+    """Returns what is wrong with a file or its seal; "" if they agree."""
     seal = _SEAL.search(data, max(len(data) - _LONGEST, 0))
     if seal is None or hashlib.sha256(memoryview(data)[: seal.start(2)]).hexdigest().encode() != seal[2]:
         return "expected the file as the run wrote it, got a changed or damaged one"

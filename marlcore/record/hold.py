@@ -14,8 +14,8 @@ class Hold:
     """The right of a policy's learner to write its checkpoint, until a later learner takes it.
 
     A learner writes a new file beside its checkpoint, checks its hold, and then replaces the checkpoint. The next
-    holder takes the hold, removes unfinished writes, and then reads; so an earlier learner can no longer replace the
-    checkpoint. A save removes no unfinished writes, since these may be the next holder's.
+    learner takes the hold, removes unfinished writes, and then reads; so the earlier one can no longer replace the
+    checkpoint. (Saving removes no unfinished writes, since they may be the next learner's.)
     """
 
     checkpoint: Path
@@ -34,14 +34,14 @@ class Hold:
     def check(self) -> None:
         """Raises Fenced if this learner has lost the hold; OSError if the hold's file cannot be read."""
         if self._read() != self._text:
-            raise Fenced(f"{str(self._path)!r}: another learner has taken this policy over")
+            raise Fenced(f"{str(self._path)!r}: another learner has taken over this policy")
 
     def is_seen(self) -> bool:
         """Whether this machine sees a hold that a learner took since the run's last start."""
         return self._read().startswith(f"{self.run} ".encode())
 
     def end(self) -> None:
-        """Ends every hold of the checkpoint; a learner that needs no hold calls this before it reads."""
+        """Ends every hold of the checkpoint. Call this before a learner without a hold reads it."""
         self._path.unlink(missing_ok=True)
         remove_unfinished(self.checkpoint)
 

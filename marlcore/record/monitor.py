@@ -1,4 +1,4 @@
-"""The parent's monitor: it records and shows a run's metrics, keeps its status, and saves its progress."""
+"""The parent's monitor: records and shows a run's metrics, keeps its status, and saves its progress."""
 
 import os
 from collections import deque
@@ -14,11 +14,11 @@ from .run_directory import RunDirectory
 from .sinks import Sinks
 from .stop_conditions import StopConditions
 
-SAVE_S = 5.0  # between saves of the run's progress
-RATE_S = 1.0  # between measurements of the rate, and flushes of the sinks
-RATES = 10  # intervals in the rate's mean: actors of a slow on-policy learner pause for seconds
-MEMORY_S = 5.0  # between measurements of the processes' memory
-TICK_S = 0.25  # between ticks of a serial run
+SAVE_S = 5.0  # seconds between saves of the run's progress
+RATE_S = 1.0  # seconds between measurements of the rate, and between flushes of the sinks
+RATES = 10  # number of intervals in the rate's mean: actors of a slow on-policy learner pause for seconds
+MEMORY_S = 5.0  # seconds between measurements of the processes' memory
+TICK_S = 0.25  # seconds between ticks of a serial run
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,15 @@ class Monitor:
     def __post_init__(self) -> None:
         now = monotonic() - self.began
         self._episodes: dict[str, int] = {}  # by actor, the episodes that its present process ended
-        self._ended = 0  # episodes, since this monitor began
+        self._ended = 0  # episodes that ended since this monitor began
         self._counted = deque([(now, self.control.steps, 0)], maxlen=RATES)  # (seconds, steps, episodes)
         self._rate = 0.0
-        self.due_at = self.began + now + TICK_S  # a time of `monotonic`; for serial runs, whose rounds may take long
+        self.due_at = self.began + now + TICK_S  # by `monotonic`: when serial runs, whose rounds may take long, tick
         self._saved_at = self._memory_at = -max(SAVE_S, MEMORY_S)
         self._events = Events(self.directory.path)
         self._newest: dict[tuple[str, str], float] = {}
         self._returns: dict[str, LateReturns] = {}
-        self._means: dict[str, float] = {}  # mean returns at the last measurement: they take time in long runs
+        self._means: dict[str, float] = {}  # mean returns; computed only once a second, since long runs have many
         self.status = self._status_at(now)
 
     def tick(self, last: bool = False) -> None:
@@ -86,12 +86,12 @@ class Monitor:
         self.due_at = self.began + now + TICK_S
         learners = self.control.about.get("learners", ())
         if steps and all(self.control.workers[learner].load(READY) for learner in learners):
-            self.directory.keep()  # a failure before a learner has begun leaves no directory, even if actors have acted
+            self.directory.keep()  # a run that fails before all learners have begun leaves no directory
         measured = now - self._counted[-1][0] >= RATE_S or (last and steps != self._counted[-1][1])
         if measured:
             self._measure(now, steps)
             self.sinks.flush()
-        if measured or last or self._means.keys() != self._returns.keys():  # or an agent's first episode ended
+        if measured or last or self._means.keys() != self._returns.keys():  # an agent's first episode has ended
             self._means = {agent: late.mean(steps) for agent, late in self._returns.items()}
         if last or now - self._saved_at > SAVE_S:
             self._save(now)
@@ -121,7 +121,7 @@ class Monitor:
     def _measure_memory(self, now: float, steps: int) -> None:
         self._memory_at = now
         pids = {name: notes.load(PID) for name, notes in self.control.notes.items()}
-        workers = {name: pid for name, pid in pids.items() if pid not in (0, os.getpid())}  # serial mode
+        workers = {name: pid for name, pid in pids.items() if pid not in (0, os.getpid())}  # own pid: in serial mode
         for name, pid in {"parent": os.getpid(), **workers}.items():
             with suppress_failed_calls():  # it has just ended, or /proc is not mounted
                 pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
@@ -146,7 +146,7 @@ class Monitor:
             self.table.say(text)
 
     def say_stopping(self) -> None:
-        """Prints that the run ends and, unless a signal ends it, the reason."""
+        """Prints that the run is stopping and, unless a signal stops it, why."""
         reason = self.interrupts.reason
         self.say(f"stopping: {f'{reason}; ' if reason else ''}writing checkpoints ...")
 

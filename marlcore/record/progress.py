@@ -1,4 +1,4 @@
-"""Shows a run's progress: a live table on a terminal, elsewhere a line at intervals."""
+"""Shows a run's progress: a live table on a terminal, otherwise a line at intervals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..tables import FittedTable
 from .run_directory import agent_order
 
 _RETURNS = 100  # episodes in the running mean
-LATE = "the last tenth of the run"  # over which `LateReturns` takes the mean
+LATE = "the last tenth of the run"  # the period of `LateReturns.mean`
 _FRAME_S = 0.25
 _RATE_S = 10.0  # averaging time of the rate of several runs
 _MIN_WIDTH = 8  # of a column of the table
@@ -62,10 +62,10 @@ class _Watched:
 
 
 class Progress:
-    """Shows a run's progress on standard error; a context manager that leaves the last table on the screen.
+    """Shows a run's progress on standard error, in a `with` block; the last table stays on the screen.
 
-    It starts no thread: `tick` prints, at most four times a second on a terminal and once per `interval` seconds
-    elsewhere. This process's other output to the same terminal appears above the table.
+    `tick` prints, at most four times a second on a terminal and otherwise every `interval` seconds. Other output of
+    this process to the same terminal appears above the table.
     """
 
     def __init__(self, console: Console | None = None, interval: float = 10.0) -> None:
@@ -73,9 +73,9 @@ class Progress:
         self._agents: dict[str, dict[str, deque[float]]] = {}  # the last values of each metric
         self._step, self._total, self._rate = 0, 0, 0.0
         self._episodes_per_s: dict[str, float] = {}  # by run, "" if there is one
-        self._first: int | None = None  # step of the first tick: a resumed run's is not 0
+        self._first: int | None = None  # the step of the first tick, which is not 0 in a resumed run
         self._began = self._shown_s = monotonic()
-        self._news = True  # since the last line
+        self._news = True  # whether anything has changed since the last line
         self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             piped = sys.stdout is None or not sys.stdout.isatty()  # piped output must stay in its pipe
@@ -106,7 +106,7 @@ class Progress:
             self._agents.setdefault(metric.agent, new)[metric.name].append(metric.value)
 
     def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None:
-        """Sets the progress in environment steps, and shows it at most once per period; call it often."""
+        """Sets the progress in environment steps, and shows it if that is due; call it often."""
         self._news = self._news or (step, total_steps) != (self._step, self._total)
         self._step, self._total, self._rate = step, total_steps, env_steps_per_s
         self._first = step if self._first is None else self._first
@@ -125,7 +125,6 @@ class Progress:
             self._print(self._line())
 
     def _print(self, line: str) -> None:
-        # Text only: no markup, no colours, no wrapping at 80 columns.
         self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     def _header(self) -> list[str]:
@@ -162,7 +161,7 @@ class Progress:
 
 
 class SharedProgress(Progress):
-    """One table for several runs, each watched by a thread; it has a row for each agent of each run."""
+    """One table for several runs, each watched by a thread, with a row for each agent of each run."""
 
     def __init__(self, total_steps: int, **options: Any) -> None:
         super().__init__(**options)
@@ -172,12 +171,12 @@ class SharedProgress(Progress):
         self._counted = deque([(monotonic(), 0)])  # recent (seconds, steps of all runs since the table began)
 
     def part(self, run: str, steps: int) -> PartOfProgress:
-        """Returns a run's part of the table; the run begins at `steps` steps."""
+        """Returns a run's access to the table; the run begins at step `steps`."""
         self._run_steps.setdefault(run, steps)
         return PartOfProgress(self, run)
 
     def tick_run(self, run: str, step: int) -> None:
-        """Sets a run's steps. The rate shown is that of all runs, since a run may end before its own rate is known."""
+        """Sets a run's steps. Shows the rate of all runs together, since a run may end before its own is known."""
         self._counted.append((monotonic(), self._counted[-1][1] + step - self._run_steps[run]))
         self._run_steps[run] = step
         while self._counted[-1][0] - self._counted[1][0] > _RATE_S:
@@ -214,13 +213,13 @@ Table: TypeAlias = Progress | PartOfProgress  # where a run shows its progress
 
 
 class LateReturns:
-    """Keeps the returns that `mean` may need, 16 bytes each, and forgets earlier returns."""
+    """Keeps the returns that `mean` may need, 16 bytes each, and drops earlier ones."""
 
     def __init__(self, total_steps: int) -> None:
         self._total = total_steps
         self._count = 0
         self._steps, self._returns = array("q"), array("d")
-        self._first = 0  # the place of the earliest late return; those before it are removed in bulk
+        self._first = 0  # the index of the earliest late return; earlier ones are removed in bulk
 
     def add(self, ended: Metric) -> None:
         self._count += 1
@@ -236,7 +235,7 @@ class LateReturns:
     def mean(self, step: int) -> float:
         """Returns the mean return of episodes that ended in the last tenth of min(step, total_steps) steps.
 
-        If no episode ended there, takes the last tenth of all episodes, at least one; NaN without episodes.
+        If no episode ended in them, takes the last tenth of all episodes, at least one; NaN without episodes.
         """
         steps, returns = self._steps[self._first :], self._returns[self._first :]
         late = [value for ended, value in zip(steps, returns, strict=True) if self._is_late(ended, step)]
@@ -267,7 +266,7 @@ def summary(returns: Mapping[str, float]) -> str:
 
 
 def _mean(values: Collection[float]) -> float:
-    # statistics.fmean raises for two opposite infinities; that must not end a run.
+    # statistics.fmean would raise for two opposite infinities, and so end the run.
     return sum(values) / len(values)
 
 

@@ -1,4 +1,4 @@
-"""Supports a run's directory at an fsspec address: the run works in a local copy, whose changes are copied there."""
+"""A run's directory at an fsspec address: the run works in a local directory, and copies its changes to the address."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..closing import Closing
 from ..lazy import missing
 from .sinks.csv import PROGRESS
 
-PUSH_S = 5.0  # between looks at what has changed
+PUSH_S = 5.0  # seconds between copies of changed files
 
 log = logging.getLogger(__name__)
 
 
 def is_address(run_dir: Any) -> TypeGuard[str]:
-    """Whether a run's directory is an address, such as s3://bucket/run, and not a path."""
+    """Whether a run's directory is an fsspec address, such as s3://bucket/run, not a path."""
     return isinstance(run_dir, str) and "://" in run_dir
 
 
@@ -41,11 +41,11 @@ def fetch_run(address: str, runs: Path, only: str = "") -> Path:
             undo.callback(shutil.rmtree, local)
             for name in names if not only else [f"{root}/{only}"]:
                 to = Path(os.path.normpath(local / name.removeprefix(f"{root}/")))
-                if local not in to.parents:  # names are not trusted: they may lead out of the directory
+                if local not in to.parents:  # a name may lead out of the directory
                     raise ValueError(f"expected files of a run, got {name!r}")
                 to.parent.mkdir(parents=True, exist_ok=True)
                 files.get_file(name, str(to))
-                to.chmod(0o600)  # as a saved replay must be
+                to.chmod(0o600)  # a saved replay must not be readable to others
         except Exception as error:  # a file system may raise anything
             raise ValueError(f"resume: expected the address of a run, got {address!r} ({brief(error)})") from None
         undo.pop_all()
@@ -55,7 +55,7 @@ def fetch_run(address: str, runs: Path, only: str = "") -> Path:
 class RemoteCopy(Closing):
     """Copies changed files of a run's directory to an address, in a thread; `close` copies the last changes.
 
-    Raises: ValueError: the address cannot be written or, with `new`, already holds files. OSError, from `close`: the
+    Raises: ValueError: the address cannot be written to or, with `new`, already holds files. OSError, from `close`: the
         last changes were not copied.
     """
 
@@ -86,7 +86,7 @@ class RemoteCopy(Closing):
         """Copies changed files to the address, and removes deleted ones there. Raises any error of the file system."""
         try:
             self._push()
-        except FileNotFoundError:  # the place was removed
+        except FileNotFoundError:  # the remote directory was removed: copy everything again
             self._sent, self._folders = {}, set()
             raise
 
@@ -94,14 +94,14 @@ class RemoteCopy(Closing):
         assert self._path is not None
         path, now = self._path, self._look(self._path)
         changed = sorted(name for name in now if now[name] != self._sent.get(name))
-        # Referring files are read first and written last, so that they are never newer than the files they refer to.
+        # Files that refer to others are read first and written last, so that they are never newer than those.
         last = {name: (path / name).read_bytes() for name in changed if _refers(name, now)}
         for name in changed:
             if name not in last:
                 try:
                     self._files.put_file(str(path / name), self._place(name))
                 except FileNotFoundError:
-                    if (path / name).exists():  # else it was removed meanwhile
+                    if (path / name).exists():  # otherwise it was removed meanwhile
                         raise
                 self._sent[name] = now[name]
         for name, data in last.items():
@@ -113,7 +113,7 @@ class RemoteCopy(Closing):
             del self._sent[name]
 
     def close(self) -> None:
-        """Ends the thread, and copies the remaining changes. Raises OSError."""
+        """Ends the thread, and copies the remaining changes. Raises OSError if that fails."""
         if self._path is None:
             return
         self._ends.set()
@@ -129,10 +129,10 @@ class RemoteCopy(Closing):
             try:
                 self.push()
             except Exception as error:
-                log.warning("run_dir: %s is not up to date, and tried again (%s)", self._address, brief(error))
+                log.warning("run_dir: %s is not up to date; trying again (%s)", self._address, brief(error))
 
     def _look(self, folder: Path) -> dict[str, tuple[int, int]]:
-        """Returns, for each complete file of the run by name, its modification time in ns and its size in bytes."""
+        """Returns, by name, each complete file's modification time in ns and size in bytes."""
         found = {}
         for path in folder.rglob("*"):
             with suppress(FileNotFoundError):  # it was removed meanwhile
@@ -151,12 +151,12 @@ class RemoteCopy(Closing):
 
 
 def _refers(name: str, names: Container[str]) -> bool:
-    """Whether a file refers to another: the progress to metrics.csv, or a checkpoint to its replay in `names`."""
+    """Whether a file refers to another file: the progress to metrics.csv, or a checkpoint to its replay in `names`."""
     return name == PROGRESS or (name.endswith(".pt") and f"{name.removesuffix('.pt')}.replay" in names)
 
 
 def _opened(label: str, address: str) -> tuple[Any, str]:
-    """Returns the file system of an address and the path in it. Raises ValueError, ModuleNotFoundError, in one line."""
+    """Returns an address's file system and path. Raises ValueError, or ModuleNotFoundError without fsspec."""
     try:
         import fsspec
     except ModuleNotFoundError as error:

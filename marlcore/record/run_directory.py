@@ -28,7 +28,7 @@ from .trust import FOLDERS, RECORD, open_run
 
 KINDS: dict[str, Any] = dict.fromkeys((*SECTIONS, "init_from", "hyperparameters"), dict)  # in config.json
 KINDS |= {"self_play.roles": dict | None, "self_play.anchors": dict | list | None, "total_steps": int}
-LOCK = ".lock"  # other users can neither open nor lock it
+LOCK = ".lock"  # its mode keeps other users from opening and locking it
 RUNS = "runs"  # parent of run directories without a given path
 
 
@@ -56,8 +56,8 @@ class RunDirectory:
     def create(cls, path: str | Path | None, config: Mapping[str, Any], runs: str | Path = RUNS) -> RunDirectory:
         """Makes the directory `path`, or one in `runs` named by date and time; an error before `keep` removes it again.
 
-        Raises: ValueError: the directory is not empty or not writable. ValueError, TypeError: JSON cannot hold the
-            configuration.
+        Raises ValueError if the directory is not empty or not writable; ValueError or TypeError if JSON cannot hold
+        the configuration.
         """
         try:
             with ExitStack() as undo:
@@ -76,12 +76,12 @@ class RunDirectory:
 
     @classmethod
     def resume(cls, path: str | Path) -> RunDirectory:
-        """Opens the directory of a run that has ended. Raises ValueError if none is there, or if a file is damaged."""
+        """Opens the directory of an ended run. Raises ValueError if there is no such run or a file is damaged."""
         root = absolute(path)
         read_config(root)
         read_progress(root)
         try:
-            (root / "logs").mkdir(mode=0o755, exist_ok=True)  # logs may be deleted
+            (root / "logs").mkdir(mode=0o755, exist_ok=True)  # a user may have deleted the logs
             lock = _locked(root)
             with ClosedAfterError(lock):
                 return cls(root, CsvSink(root / "metrics.csv", "r+"), lock)
@@ -92,18 +92,18 @@ class RunDirectory:
             raise ValueError(f"{expected}, got {str(path)!r} ({error})") from error
 
     def keep(self) -> None:
-        """Keeps the directory from now on, however the run ends."""
+        """Keeps the directory from now on, even if the run fails."""
         self._undo.pop_all()
 
     def replace_config(self, config: Mapping[str, Any]) -> None:
         write_json(self.path / "config.json", config, indent=2)
 
     def save_progress(self, progress: Mapping[str, Any]) -> None:
-        """Replaces the progress that `read_progress` reads; readers verify metrics.csv up to its present end."""
+        """Saves the progress for `read_progress`, with a checksum of metrics.csv so far, which its readers verify."""
         write_json(self.path / PROGRESS, {**progress, "metrics": self.csv.sync()})
 
     def close(self) -> None:
-        """Flushes and closes metrics.csv; closing twice is fine. If a write failed, closes it and raises OSError."""
+        """Flushes and closes metrics.csv; closing twice is fine. After closing, raises OSError if a write failed."""
         with self._lock:
             self.csv.close()
 
@@ -126,12 +126,12 @@ class RunDirectory:
 
 
 def lock_directory(folder: Path) -> File | None:
-    """Locks a directory until the returned file is closed or this process ends; None if it is locked already."""
+    """Locks a directory until the returned file is closed or this process ends; returns None if it is locked."""
     path = folder / LOCK
     while True:
         file = File(path)
         file.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK)
-        os.fchmod(file.fd, 0o600)  # a copy of the directory may have another mode
+        os.fchmod(file.fd, 0o600)  # in a copy of the directory, the mode may be another
         locked = try_lock(file.fd, 0, exclusive=True)
         if locked and same_file(file.fd, path):
             return file
@@ -146,17 +146,17 @@ def holds_files(folder: Path) -> bool:
 
 
 def checkpoint_path(run_dir: Path, policy: str, which: str = "last") -> Path:
-    """Returns the path of a policy's checkpoint: "last", "best", or the step of a kept one."""
+    """Returns the path of a policy's checkpoint; `which` is "last", "best", or the step of a kept one."""
     return run_dir / "checkpoints" / f"{_file_name(policy)}{'' if which == 'last' else '.' + which}.pt"
 
 
 def durable_note(saved: Path) -> Path:
-    """Returns the file that tells where a policy's durable replay is, given the path of its saved replay."""
+    """Returns the file that holds the path of a policy's durable replay, given the path of its saved replay."""
     return saved.with_suffix(".durable")
 
 
 def located(config: Config, resume: str | Path | None) -> tuple[Config, Path | None, str | None]:
-    """Returns the settings with absolute paths and, if any, the local run to resume and the run's remote address."""
+    """Returns the settings with absolute paths, the local directory to resume (or None) and the address (or None)."""
     if resume is not None:
         check_same_run(config.run_dir, resume)
     place = config.run_dir if resume is None else resume
@@ -170,7 +170,7 @@ def located(config: Config, resume: str | Path | None) -> tuple[Config, Path | N
 
 
 def check_same_run(run_dir: str | None, resume: str | Path, kind: str = "run") -> None:
-    """Raises ValueError if run_dir is not None and names another directory than `resume`."""
+    """Raises ValueError unless `run_dir` is None or names the same directory as `resume`."""
     if run_dir is None or run_dir == str(as_path("resume", resume)):
         return
     if is_address(run_dir) or is_address(resume) or absolute(run_dir).resolve() != absolute(resume).resolve():
@@ -179,19 +179,19 @@ def check_same_run(run_dir: str | None, resume: str | Path, kind: str = "run") -
 
 
 def dated_paths(runs: str | Path, kind: str = "") -> Iterator[Path]:
-    """Yields absolute paths for a new directory in `runs`, named by date and time; the caller takes a free path."""
+    """Yields absolute paths for a new directory in `runs`, named by date and time; take the first free one."""
     name = time.strftime("%Y%m%d-%H%M%S") + kind
     return (absolute(Path(runs, name + suffix)) for suffix in chain([""], map("-{}".format, count(1))))
 
 
 def read_config(run_dir: str | Path) -> dict[str, Any]:
-    """Reads a run's config.json, and logs if it was edited. Raises ValueError if there is no run."""
+    """Reads a run's config.json; warns if it was edited. Raises ValueError if there is no run."""
     with believed("resume: expected the directory of a run", Path(run_dir), "config.json"):
         plain = read_json(Path(run_dir) / "config.json", editable=True)
         settings = dict(flattened(plain, Config))
         check_kinds(settings, KINDS)
-        inside = {f"{by}.{policy}": own for by in BY_POLICY for policy, own in settings.get(by, {}).items()}
-        check_kinds(inside, dict.fromkeys(inside, dict))
+        sections = {f"{by}.{policy}": section for by in BY_POLICY for policy, section in settings.get(by, {}).items()}
+        check_kinds(sections, dict.fromkeys(sections, dict))
     return plain
 
 
@@ -201,9 +201,9 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
     saved = read_json(path) if os.path.lexists(path) else {}
     steps = saved.get("steps", {})
     counts = steps.values() if isinstance(steps, dict) else [None]
-    whole = *counts, saved.get("skips", 0)
-    kinds = [(saved.get("time_s", 0.0), (int, float)), *((count, (int,)) for count in whole)]
-    if not all(type(number) in kind and 0 <= number < 2**63 for number, kind in kinds):  # must fit in control words
+    integers = *counts, saved.get("skips", 0)
+    kinds = [(saved.get("time_s", 0.0), (int, float)), *((number, (int,)) for number in integers)]
+    if not all(type(number) in kind and 0 <= number < 2**63 for number, kind in kinds):  # must fit into shared counters
         raise ValueError(f"{str(path)!r}: expected time_s and steps, a number for each worker, got {brief(saved)}")
     return saved
 
@@ -219,8 +219,8 @@ def has_all_steps(run_dir: str | Path) -> bool:
 
 
 def has_ended(path: str | Path) -> bool:
-    """Whether the directory holds a run and no process works in it; False also while a run is being created."""
-    with suppress_failed_calls():  # another user's directory: its state is unknown
+    """Whether the directory holds a run that no process works on; False while a run is being created there."""
+    with suppress_failed_calls():  # another user's directory, whose lock cannot be read
         root = open_run(path, RECORD)
         if (root / "config.json").exists():
             with suppress_failed_calls(errno.ENOENT), open_regular(root / LOCK) as lock:
@@ -242,7 +242,7 @@ def _locked(root: Path) -> File:
 
 
 def _make(directory: Path, undo: ExitStack) -> bool:
-    """Makes a directory with its parents, which `undo` removes; returns False if it exists already."""
+    """Makes a directory and its parents, which `undo` removes; returns False if the directory exists already."""
     missing = takewhile(lambda path: not path.exists(), directory.parents)
     for path in (*reversed([*missing]), directory):
         new = False
@@ -254,12 +254,12 @@ def _make(directory: Path, undo: ExitStack) -> bool:
 
 
 def _remove_empty(directory: Path) -> None:
-    with suppress_failed_calls():  # keeps other processes' files, and the directories that hold them
+    with suppress_failed_calls():  # it is not empty: another process has put files there
         directory.rmdir()
 
 
 def _make_directory(path: str | Path | None, runs: str | Path, undo: ExitStack) -> Path:
-    """Makes a run's directory and its folders; without a path, the directory is named by date and time."""
+    """Makes a run's directory and its folders; without a path, names the directory by date and time."""
     if path is None:
         root = next(root for root in dated_paths(runs) if _make(root, undo))
     elif (root := absolute(path)).exists() and not root.is_dir():
@@ -283,5 +283,5 @@ def _remove_contents(root: Path) -> None:
 
 
 def _file_name(name: str) -> str:
-    """Percent-encodes a name, dots included, so that policy "a.best" shares no file with the best of policy "a"."""
+    """Percent-encodes a name, dots included, so that policy "a.best" and the best of policy "a" differ."""
     return quote(name, safe="").replace(".", "%2E")

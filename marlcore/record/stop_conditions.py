@@ -1,4 +1,4 @@
-"""Judges a run's stop conditions by its metrics, in the order in which they are recorded."""
+"""Checks whether a run's metrics meet its stop conditions."""
 
 import logging
 import math
@@ -13,7 +13,7 @@ from ..processes import Metric
 from .callback import Stop
 from .events import EvaluationEvent, Event, Events
 
-ROWS = 1000  # first metrics among which a condition's metric is expected, unless evaluations report it
+ROWS = 1000  # number of metrics after which a warning says that the condition's metric has not come
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +28,11 @@ class StopConditions:
         self._episodes = Counter[str]()
         self._windows: dict[str, deque[float]] = {}  # by agent or policy
         self._best, self._best_step = -math.inf, 0  # the metric's best value (negated with `minimize`) and its step
-        self._known = dict[str, str]()  # until the condition's metric comes: other metrics' names, each with an agent
+        self._known = dict[str, str]()  # other metrics before the condition's first one: an agent by name
         self._rows = 0
 
     def take(self, metric: Metric, event: Event | None = None) -> Stop | None:
-        """Takes a metric and the event that it completes; returns a Stop if they meet a condition."""
+        """Takes a metric, and the event that it completes, if any; returns a Stop if a condition is met."""
         config = self.config
         if config.seconds is not None and metric.time_s >= config.seconds:
             return Stop(f"stop.seconds: the run has taken {metric.time_s:.1f}")
@@ -51,7 +51,7 @@ class StopConditions:
         return None
 
     def _expect_metric(self, other: Metric, evaluated: bool) -> None:
-        """Warns once if the condition's metric, perhaps misspelt, has long been missing; names metrics that came."""
+        """Warns once if the condition's metric has not come for long, perhaps misspelt; names those that came."""
         self._known[other.name] = other.agent
         self._rows += 1
         if self.config.of_evaluation and evaluated:
@@ -59,7 +59,8 @@ class StopConditions:
         if self._rows == ROWS:
             names = [*self._known, *(f"{agent}/{name}" for name, agent in self._known.items())]
             hint = did_you_mean(self.config.metric, names)
-            log.warning("stop.metric: no %r yet%s; these came: %s", self.config.metric, hint, ", ".join(self._known))
+            known = ", ".join(self._known)
+            log.warning("stop.metric: no %r yet%s; these metrics came: %s", self.config.metric, hint, known)
 
     def _judged(self, step: int) -> Stop | None:
         config, sign = self.config, -1.0 if self.config.minimize else 1.0
@@ -74,7 +75,7 @@ class StopConditions:
         return None
 
     def check_unmet(self, metrics: Iterable[Metric]) -> None:
-        """Takes the earlier metrics of a resumed run. Raises ValueError if these already meet a condition."""
+        """Takes the earlier metrics of a resumed run. Raises ValueError if they already meet a condition."""
         events = Events(Path())
         for metric in metrics:
             if stop := self.take(metric, events.take(metric)):

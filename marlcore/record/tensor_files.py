@@ -28,7 +28,7 @@ _FILE = "archive/{}"
 
 
 def dumped(state: Mapping[str, Any]) -> bytes:
-    """Returns a state as a file that `torch.load` reads. Raises KeyError if an array has a dtype unknown to torch."""
+    """Returns a state as a file that `torch.load` reads. Raises KeyError if torch lacks an array's dtype."""
     data, tensors = io.BytesIO(), list[NDArray[Any]]()
     pickled = pickle.PROTO + b"\x02" + _pickled(state, tensors) + pickle.STOP
     with ZipFile(data, "w") as archive:
@@ -41,7 +41,7 @@ def dumped(state: Mapping[str, Any]) -> bytes:
 
 
 def _pickled(value: Any, tensors: list[NDArray[Any]]) -> bytes:
-    """Returns a value's part of the pickle, and appends its arrays to `tensors`."""
+    """Returns the pickled value, and appends its arrays to `tensors`."""
     if isinstance(value, Mapping):
         items = (_pickled(part, tensors) for item in value.items() for part in item)
         return pickle.EMPTY_DICT + pickle.MARK + b"".join(items) + pickle.SETITEMS
@@ -84,7 +84,7 @@ class _Unpickler(pickle.Unpickler):
             return _DTYPES[name]
         known: dict[tuple[str, str], Any] = {_REBUILD: _rebuilt, _ORDERED: OrderedDict}
         if (module, name) not in known:
-            raise pickle.UnpicklingError(f"expected tensors of the CPU, got {module}.{name}")
+            raise pickle.UnpicklingError(f"expected tensors on the CPU, got {module}.{name}")
         return known[module, name]
 
     def persistent_load(self, place: Any) -> NDArray[Any]:

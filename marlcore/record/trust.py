@@ -1,4 +1,4 @@
-"""Opens a run's, a population's or a psro's directory, unless another user could have put code there."""
+"""Opens the directory of a run, a population or a psro, unless another user could have put code there."""
 
 import os
 import stat
@@ -8,12 +8,12 @@ from pathlib import Path
 from ..checks import absolute
 from ..config import SINKS
 
-FOLDERS = ("checkpoints", "logs", *SINKS)  # folders in which a run writes; a sink's has its name
-CODE = ("config.json", "population.json", "psro.json", "checkpoints")  # their content may be executed or believed
-# The uses of a directory; docs/security.md has a table of the functions and commands, the doors, of each use.
+FOLDERS = ("checkpoints", "logs", *SINKS)  # folders in which a run writes; a sink's folder has its name
+CODE = ("config.json", "population.json", "psro.json", "checkpoints")  # their content may be executed or trusted
+# The uses of a directory; docs/security.md has a table of each use's functions and commands.
 UNPICKLED = "run.pickle is unpickled, which can execute anything"
 IMPORTED = "modules and functions that config.json names are imported"
-CONTINUED = "the numbers of population.json are believed"
+CONTINUED = "the numbers of population.json are trusted"
 COMPARED = "the files are compared with the program's settings"
 WEIGHTS = "tensors, numbers and descriptions are read"
 RECORD = "metrics, settings and progress are read"
@@ -23,8 +23,9 @@ OWN = (UNPICKLED, IMPORTED, CONTINUED)  # a directory that another user could ha
 def open_run(run_dir: str | os.PathLike[str], use: str = COMPARED, trust: bool | None = None) -> Path:
     """Checks a directory before it is opened; returns its absolute path or, for a `use` in OWN, its real path.
 
-    `trust` is None if the calling function has no such argument. Raises ValueError if `run_dir` is no path, if another
-    user could have changed the directory, or if another user has put links in place of its folders.
+    `trust` is True to skip these checks; None if the calling function has no such argument. Raises ValueError if
+    `run_dir` is not a path, or if a folder in it is another user's link; for a `use` in OWN, also if another user
+    could have changed the directory.
     """
     label = "resume" if use == COMPARED else "run_dir"
     root = absolute(run_dir, label)
@@ -38,7 +39,7 @@ def open_run(run_dir: str | os.PathLike[str], use: str = COMPARED, trust: bool |
     for path in () if trust else (root, *(root / name for name in CODE), *inside):  # a walk does not follow links
         if os.path.lexists(path) and (reason := _doubt(os.lstat(path))):
             raise ValueError(
-                "trust: expected a run that only this user can write, since what lies there is believed or executed, "
+                "trust: expected a run that only this user can write, since its files are trusted or executed, "
                 f"got {str(path)!r}, which {reason}"
                 + ("" if trust is None else "; trust=True or --trust loads it all the same")
             )
@@ -46,7 +47,7 @@ def open_run(run_dir: str | os.PathLike[str], use: str = COMPARED, trust: bool |
 
 
 def _doubt(status: os.stat_result) -> str:
-    """Returns the reason to believe that another user could have changed a file; "" if there is none."""
+    """Returns why another user could have changed a file; "" if no other user could."""
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {status.st_uid}"
     if stat.S_ISLNK(status.st_mode):

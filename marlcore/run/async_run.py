@@ -19,8 +19,8 @@ from .memory import Memory
 from .spec import RunSpec
 
 POLL_S = 0.1
-GRACE_S = 60.0  # least time for the last checkpoints
-SAID_S, STOPPED_S = 5.0, 10.0  # after a halt: until a line names the last workers; until stopped ones are given up
+GRACE_S = 60.0  # least time that learners get for their last checkpoints
+SAID_S, STOPPED_S = 5.0, 10.0  # after a halt: before a line names the last workers, before SIGSTOPped ones are killed
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def run_role(name: str, spec: RunSpec, memory: Memory, attempt: int) -> None:
 
 
 class Remote:
-    """Represents a run's roles on other machines; this base class is for one machine, and has no such roles."""
+    """A run's roles on other machines; this base class is for a run without any."""
 
     @property
     def done(self) -> bool:
@@ -51,18 +51,18 @@ class Remote:
 
     @property
     def unfinished(self) -> list[str]:
-        """Names of remote learners that have not yet published and saved their last weights."""
+        """The names of remote learners that have not yet published and saved their last weights."""
         return []
 
     def tick(self) -> None:
-        """Polls the other machines when that is due. Raises WorkerFailed if a remote worker failed for good."""
+        """Polls the other machines if that is due. Raises WorkerFailed if a remote worker failed for good."""
 
 
 def supervisor_of(
     spec: RunSpec, memory: Memory, control: Control, names: Iterable[str], log_path: Callable[[str], Path | None],
     children: Children,
 ) -> Supervisor:  # fmt: skip
-    """Returns a supervisor for the named workers of a run; it has started none of them yet."""
+    """Returns a supervisor for the named workers of a run, before it starts them."""
 
     def start(name: str, attempt: int) -> Child:
         work = partial(run_role, name, spec, memory, attempt)
@@ -84,7 +84,7 @@ def start_all(supervisor: Supervisor, names: Iterable[str], interrupts: Interrup
     If the system cannot start them, returns False if `fallback`, else raises MarlcoreError.
     """
     try:
-        with suppress_failed_calls(errno.EINTR):  # a signal came, which the caller checks
+        with suppress_failed_calls(errno.EINTR):  # after a signal, the caller looks at `interrupts`
             for name in names:
                 if not interrupts.stopping:
                     supervisor.workers[name].start()
@@ -99,7 +99,7 @@ def start_all(supervisor: Supervisor, names: Iterable[str], interrupts: Interrup
 
 
 def resume_actors(supervisor: Supervisor, actors: Iterable[str], control: Control) -> None:
-    """Restarts actors that had finished and whose shares of the steps have grown since."""
+    """Restarts finished actors whose shares of the steps have grown since."""
     for name in actors:
         if supervisor.workers[name].done and control.workers[name].load(STEPS) < control.notes[name].load(SHARE):
             supervisor.workers[name].resume()
@@ -144,7 +144,7 @@ class _End:
                 worker.end()
 
     def is_over(self, waiting: list[str]) -> bool:
-        """Whether the awaited workers' time is over; they have less time if all of them are stopped (SIGSTOP)."""
+        """Whether the time for ending is over; it is shorter if all awaited workers are stopped (SIGSTOP)."""
         late_s = 0.0 if self.since is None else time.monotonic() - self.since
         halted = self.halted and late_s > SAID_S and self._all_stopped(waiting)
         return late_s > (STOPPED_S if halted else self.grace_s)
@@ -185,7 +185,7 @@ def run_async(
             if waiting[0] != EVALUATOR:  # the evaluator is the last worker
                 failed = failed or WorkerFailed(waiting[0], "hang", f"it did not end within {end.grace_s:g} s")
             else:
-                log.warning("evaluation: the last one was cut off, since it took more than %g s", end.grace_s)
+                log.warning("evaluation: the last evaluation was ended, since it took more than %g s", end.grace_s)
             break
         try:
             supervisor.watch(POLL_S)

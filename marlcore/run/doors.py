@@ -30,7 +30,7 @@ require("train")  # otherwise a missing package would show only at a call
 
 @dataclass(frozen=True)
 class Shared:
-    """Objects that several runs of one program share: the fork server (in `children`) and a table of progress."""
+    """What several runs of one program share: the fork server (in `children`) and a table of progress."""
 
     children: Children
     table: Table | None = None
@@ -52,11 +52,11 @@ def train(
     """Trains the policies of an environment's agents, each with its own replay, weights and learner.
 
     Args:
-        env_fn: makes one environment copy: an `Environment`, or a PettingZoo or Gymnasium environment. Or it makes
-            several copies at once, whose number then replaces config.actor.envs: a Gymnasium vector environment,
-            EnvPool. Other processes call it too, so in async mode cloudpickle must be able to pickle it: any function
-            or class, a lambda, a partial. Or a name for `envs.make`: "gymnasium:CartPole-v1".
-        algorithm: any `Algorithm`, or the name of one with its default hyperparameters: "dqn", "iqn", "r2d2",
+        env_fn: a function that makes one environment copy: an `Environment`, or a PettingZoo or Gymnasium environment.
+            Or it makes several copies at once (a Gymnasium vector environment, EnvPool), whose number then replaces
+            config.actor.envs. In async mode other processes call it, so cloudpickle must be able to pickle it: any
+            function or class, a lambda, a partial. Or a name for `envs.make`: "gymnasium:CartPole-v1".
+        algorithm: any `Algorithm`; the name of one, which then has its default hyperparameters: "dqn", "iqn", "r2d2",
             "module:Class"; or a dict of these by policy, see config.policies.
         config: the settings.
         progress: show a table of the run's progress, and notices of long waits, on standard error.
@@ -65,7 +65,7 @@ def train(
             changed files back. The run continues with the settings of `config`, which may differ from its earlier ones;
             only settings and hyperparameters on which its checkpoints and saved replays depend must be the same.
             `total_steps` counts from the run's beginning, and must exceed the steps that the run has taken. No code of
-            the directory is executed (unlike `marlcore train --resume`, which imports what config.json names).
+            the directory is executed (unlike `marlcore train --resume`, which imports classes named in config.json).
         callback: a function that is called with each `Metric` (time_s, step, agent, name, value), or an object with any
             of the methods `on_metric(metric)`, `on_evaluation(evaluation)` and `on_checkpoint(checkpoint)`, which take
             a `Metric`, an `EvaluationEvent` and a `CheckpointEvent`. A thread of this process calls it. If it returns
@@ -74,21 +74,21 @@ def train(
             cannot take in time are dropped, and counted in `Result.lost`; evaluations and checkpoints are never
             dropped.
         init_from: weights from which the policies start, with new optimizers, counters and schedules: a run's
-            directory, whose last checkpoint of the same policy, or of the run's only policy, is taken; a checkpoint of
-            a run; a `state_dict` of the whole network; or a dict of these by policy. No code of them is executed. With
+            directory, whose last checkpoint of the same policy, or of the run's only policy, is used; a checkpoint of
+            a run; a `state_dict` of the whole network; or a dict of these by policy. No code in them is executed. With
             `resume`, the run keeps its counts and continues with these weights and with a checkpoint's optimizers.
-        init_strict: refuse weights that do not fit the network in name and shape; False leaves them out, and the log
-            says which.
+        init_strict: whether to refuse weights whose names or shapes do not fit the network; False leaves them out, and
+            logs their names.
 
     A run that fails before its learners have begun, or before its first step, leaves no directory.
 
     Raises:
         ValueError, TypeError: bad input, in one line; nothing was started.
-        WorkerFailed: a worker raised, died or hung more often than `config.supervision` allows; it carries the
+        WorkerFailed: a worker raised, died or hung more often than `config.supervision` allows; the error carries the
             tracebacks, and says whether the worker's environment raised.
         SharedMemoryFull: /dev/shm has no room for the replays.
         KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, arrived; the run first wrote everything.
-            The message of KeyboardInterrupt names how to continue the run; its attribute `folder` is the directory.
+            The message of KeyboardInterrupt says how to continue the run; its attribute `folder` is the directory.
         Whatever the callback raises, except `StopRun`.
     """
     shared = _shared or Shared(children_of(config))
@@ -126,8 +126,8 @@ def train_offline(
         updates: number of updates of each policy; with `resume`, earlier updates count.
         env_fn: as for `train`; the environment gives the spaces, and evaluations play in it. Or the spaces alone, if
             there is no environment.
-        config: the settings; None: the defaults with learner.n_step=1. Settings of acting, of the warm-up and of
-            the replay's size do not apply, and must be the defaults.
+        config: the settings; by default `Config` with learner.n_step=1. Settings of acting, of the warm-up and of
+            the replay's size do not apply, and must have their default values.
         progress, resume, callback, init_from, init_strict: as for `train`.
 
     `Result.returns` are NaN, since no actor plays.
@@ -174,14 +174,14 @@ def start(
 def policies_of(
     env_fn: Callable[[], Any] | str, algorithm: Algorithms, config: Config, progress: bool = False, **steering: Any
 ) -> tuple[AssignedPolicy, ...]:
-    """Checks the arguments, and returns the policies that `train` would train with them. Raises: as `train`."""
+    """Checks the arguments, and returns the policies that `train` would train with them. Raises as `train` does."""
     from .launch import Launch
 
     return Launch.checked(env_fn, algorithm, config, progress, **steering).spec.policies
 
 
 def children_of(config: Config | None) -> Children:
-    """Returns the owner of a run's processes, after starting the fork server, which begins its imports at once."""
+    """Makes the owner of a run's processes; in async mode, starts the fork server, which begins its imports at once."""
     children = Children(interrupts=Interrupts(), early=EARLY)
     if getattr(config, "mode", "async") == "async":
         with suppress(OSError):  # without processes, the run reports this or works serially
@@ -190,7 +190,7 @@ def children_of(config: Config | None) -> Children:
 
 
 def _finished(launch: Launch, shared: Shared) -> Result:
-    """Makes a run in this thread; raises KeyboardInterrupt or SystemExit after a signal, or the callback's error."""
+    """Does a run in this thread. Raises KeyboardInterrupt or SystemExit after a signal, or the callback's error."""
     from .run import work
 
     with shared.children.interrupts as interrupts:

@@ -18,17 +18,17 @@ from .warmup import compile_before_a_run
 
 @dataclass(frozen=True)
 class Launch:
-    """Holds a checked run's spec, and the arguments that only the starting process uses."""
+    """A checked run's spec, and the arguments that only the starting process uses."""
 
     spec: RunSpec
     runs: Path  # the parent of the run's directory if `run_dir` is None
     resume: Path | None  # the directory of the run that continues, on this machine
     remote: str | None  # the address to which the run's directory is copied
-    initial: Mapping[str, Mapping[str, Any]]  # by policy: the state of a checkpoint from which it starts
+    initial: Mapping[str, Mapping[str, Any]]  # by policy: the checkpoint's state from which it starts (`init_from`)
     init_strict: bool
     callback: Callback | None
     progress: bool
-    plots: bool  # curves at the end
+    plots: bool  # whether to draw curves at the end
 
     @classmethod
     def checked(
@@ -39,12 +39,12 @@ class Launch:
     ) -> Launch:  # fmt: skip
         """Makes a launch from the arguments of `train` or, with `data` (replay, updates), of `train_offline`.
 
-        Compiles the kernels if this machine has never compiled them. Raises: ValueError, TypeError.
+        Compiles the kernels if this machine has never compiled them. Raises ValueError or TypeError for bad input.
         """
         check_type("config", config, Config, or_none=True)
         check_callback(callback)
         config = config or (Config() if data is None else OFFLINE)
-        config, here, remote = located(config, resume)  # first: an environment may change the directory
+        config, here, remote = located(config, resume)  # first, since an environment may change the working directory
         runs = absolute(RUNS) if here is None and config.run_dir is None else Path(RUNS)
         with shown_with(progress):
             if data is not None:

@@ -1,4 +1,4 @@
-"""The machines of a run: this one alone, or also those of a cluster, which run some actors and learners."""
+"""The machines of a run: this one alone, or also a cluster's, which run some actors and learners."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .spec import RunSpec
 if TYPE_CHECKING:
     from ..cluster.nodes import Uplink
 
-MakeStore: TypeAlias = Callable[[int], ParameterStore]  # its versions follow this one, and those of checkpoints
+MakeStore: TypeAlias = Callable[[int], ParameterStore]  # the store's versions exceed the argument and any checkpoint's
 
 
 @dataclass
 class OneMachine:
-    """Places a run on this machine alone. The stack closes all objects that are made for the run."""
+    """Places a run on this machine alone. The stack closes all objects made for the run."""
 
     stack: ExitStack
     spec: RunSpec
     directory: RunDirectory
     learners: Sequence[str] = ()  # learner processes on other machines
-    holds: Mapping[str, Hold] = field(default_factory=dict)  # of each policy that learns there, on its checkpoint
+    holds: Mapping[str, Hold] = field(default_factory=dict)  # by policy that learns there: the lock on its checkpoint
 
     def place(self, policy: AssignedPolicy, make_store: MakeStore) -> tuple[SegmentHandle, SegmentHandle]:
         """Returns the handles of a policy's transitions and of its weights. Raises ValueError, SharedMemoryFull."""
@@ -44,15 +44,15 @@ class OneMachine:
         return transitions, make_store(version).handle
 
     def sweep(self) -> None:
-        """Removes from other machines the leftovers of an earlier part of the run that was killed."""
+        """Removes from other machines the remains of an earlier part of the run that was killed."""
 
     def begin(self, stack: ExitStack, memory: Memory, control: Control, telemetry: Telemetry) -> Remote:
-        """Starts the run's roles on other machines, which the stack ends; returns their Remote."""
+        """Starts the run's roles on other machines, until the stack ends them."""
         return Remote()
 
 
 class Cluster(OneMachine):
-    """Places a run on this machine and on a cluster. Raises ValueError if no cluster answers, or a machine is unfit."""
+    """Places a run on this machine and on a cluster. Raises ValueError if no cluster answers or a machine is unfit."""
 
     def __init__(
         self, stack: ExitStack, spec: RunSpec, directory: RunDirectory, environment: str, interrupts: Interrupts

@@ -1,4 +1,4 @@
-"""The shared memory of a run on one machine: the parent makes its segments, and a worker attaches them by handle."""
+"""The shared memory of a run on one machine: the parent creates its segments, and workers attach them by handle."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 
 L = TypeVar("L", bound=TransitionLanes)
 
-TRANSIENT = f"{PREFIX}of-a-run-"  # files in replay.path that no longer matter when no process holds them
+TRANSIENT = f"{PREFIX}of-a-run-"  # begins the names of files in replay.path that are useless after their run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Holds the handles of a run's segments on this machine, and the run's directory; workers get it with the spec."""
+    """The handles of a run's segments on this machine, and the run's directory; each worker gets a copy."""
 
     crew: Crew  # the actors that write here
     run_dir: Path  # unused on machines that have only actors
@@ -50,10 +50,10 @@ class Memory:
     telemetry: SegmentHandle
     transitions: Mapping[str, SegmentHandle]  # by policy, its replay or queue
     weights: Mapping[str, SegmentHandle]  # by policy
-    saved: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by policy, the weights that checkpoints hold
+    saved: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by policy: names of the weights in checkpoints
     league: Sequence[SelfPlay] = ()  # in the order of the policies
     reloaded: Collection[str] = ()  # the policies whose replay an earlier part of the run has saved
-    holds: Mapping[str, Hold] = field(default_factory=dict)  # of each policy whose learner may move to another machine
+    holds: Mapping[str, Hold] = field(default_factory=dict)  # by policy whose learner may move to another machine
 
     def checkpoint(self, policy: str) -> Path:
         return checkpoint_path(self.run_dir, policy)
@@ -74,7 +74,7 @@ class OwnerOf:
         return {"policy": np.frombuffer(self.policy.encode(), np.uint8), "version": np.array([self.version])}
 
     def check(self, replay: ReplayBuffer, path: Path) -> None:
-        """Checks a loaded replay. Raises ValueError if it belongs to another policy."""
+        """Raises ValueError if a loaded replay belongs to another policy."""
         owner = (replay.sampler_state or {}).get("policy")
         if owner is None or owner.tobytes() != self.policy.encode():
             got = None if owner is None else owner.tobytes().decode(errors="replace")
@@ -82,7 +82,7 @@ class OwnerOf:
 
 
 def transition_spec(policy: AssignedPolicy, config: Config) -> TransitionSpec:
-    """Returns the spec of a policy's transitions. Raises ValueError if one of its extras has a reserved name."""
+    """Returns the spec of a policy's transitions. Raises ValueError if learner.reward_norm needs an extra's name."""
     spec = policy.algorithm.transition(policy.spaces)
     if config.learner_of(policy.name).reward_norm == "off":
         return spec
@@ -94,15 +94,15 @@ def transition_spec(policy: AssignedPolicy, config: Config) -> TransitionSpec:
 def create_transitions(
     stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path
 ) -> tuple[SegmentHandle, int]:
-    """Makes or loads a policy's queue or replay; returns its handle and the highest version of weights in its rows.
+    """Makes or loads a policy's queue or replay; returns its handle and the newest version of weights in its rows.
 
-    Raises ValueError if a saved replay does not fit; SharedMemoryFull.
+    Raises ValueError if a saved replay does not fit, SharedMemoryFull if a new one does not.
     """
     source, durable = policy.source, config.replay.durable
-    other = saved if durable else durable_note(saved)
-    if os.path.lexists(other):
+    other_kind = saved if durable else durable_note(saved)
+    if os.path.lexists(other_kind):
         expected = f"resume: expected replay.durable {not durable}, as the run had it, got {durable}"
-        raise ValueError(f"{expected}; to begin with an empty replay, remove {str(other)!r}")
+        raise ValueError(f"{expected}; to begin with an empty replay, remove {str(other_kind)!r}")
     if not isinstance(source, QueueSource):
         replay = _create_replay(stack, policy, config, saved)
         (version,) = (replay.sampler_state or {}).get("version", [0])
@@ -114,8 +114,10 @@ def create_transitions(
 def _create_queue(
     stack: ExitStack, policy: AssignedPolicy, source: QueueSource, config: Config, saved: Path
 ) -> TrajectoryQueue:
-    """Makes a policy's queue. A durable one has room for a batch from any lane alone, beside as many rows that await
-    the next checkpoint; its cursor is set to the last one before actors add rows (see `TrajectoryReader.commit`).
+    """Makes a policy's queue, or attaches to its durable one.
+
+    Each lane of a durable queue has room for a whole batch, and for as many rows that await the next checkpoint. Its
+    cursor is set to the last checkpoint's before actors add rows (see `TrajectoryReader.commit`).
     """
     lanes, config = len(policy.agents) * config.lanes, config.of(policy.name)
     durable, spec = config.replay.durable, transition_spec(policy, config)
@@ -129,29 +131,31 @@ def _create_queue(
         return stack.enter_context(create(name=f"queue.{policy.index}"))
     queue = _durable_lanes(stack, policy, config, saved, TrajectoryQueue, create)
     if queue.lanes != lanes or queue.capacity < rows * lanes:
-        fits = (
-            f"expected a configuration that fits {policy.name}'s queue of {queue.lanes} lanes and {queue.capacity} rows"
-        )
+        expected = f"resume: expected a configuration that fits {policy.name}'s queue of {queue.lanes} lanes and"
         got = f"got one of {lanes} and {rows * lanes}"
-        raise ValueError(f"resume: {fits}, {got}; {_begin_empty(saved)}")
+        raise ValueError(f"{expected} {queue.capacity} rows, {got}; {_begin_empty(saved)}")
     _agree(queue, source, config, saved)
     return queue
 
 
 def _agree(queue: TrajectoryQueue, source: QueueSource, config: Config, saved: Path) -> None:
-    """Consumes the rows that a policy's checkpoint knows, and takes those that a power cut took out of its state."""
+    """Brings a durable queue's cursor and its policy's checkpoint into agreement.
+
+    Commits the checkpoint's cursor to the queue. If a power cut has lost rows that the checkpoint counts, writes the
+    queue's cursor into the checkpoint. Raises ValueError if the checkpoint does not fit the queue.
+    """
     checkpoint = saved.with_suffix(".pt")
     state = load_checkpoint(checkpoint)
     try:
         with closing(reader_of(queue, source, config, state)) as reader:
-            there = reader.state_dict()["cursor"]
+            cursor = reader.state_dict()["cursor"]
     except ValueError as error:
-        knows = f"expected {checkpoint} to know what was consumed of {printable(queue.handle.path)}"
-        raise ValueError(f"resume: {knows}, got another one ({error}); {_begin_empty(saved)}") from None
-    if _knows(state, queue) and (state["reader"]["cursor"].numpy() != there).any():
-        state["reader"]["cursor"].numpy()[:] = there
+        expected = f"resume: expected {checkpoint} to be a checkpoint for {printable(queue.handle.path)}"
+        raise ValueError(f"{expected}, got another one ({error}); {_begin_empty(saved)}") from None
+    if _knows(state, queue) and (state["reader"]["cursor"].numpy() != cursor).any():
+        state["reader"]["cursor"].numpy()[:] = cursor
         save_checkpoint(checkpoint, state)
-        sync_directory(checkpoint.parent)  # before actors take the tickets of rows that the older one knows
+        sync_directory(checkpoint.parent)  # before actors use the numbers of the lost rows again
 
 
 def _begin_empty(saved: Path) -> str:
@@ -159,14 +163,14 @@ def _begin_empty(saved: Path) -> str:
 
 
 def _knows(state: Mapping[str, Any], queue: TrajectoryQueue) -> bool:
-    """Whether a checkpoint's state has this queue's reader, and not that of another run (init_from)."""
+    """Whether a checkpoint's state is of this queue's reader, not of another run's (init_from)."""
     return "reader" in state and state.get("replay") == queue.handle.nonce
 
 
 def reader_of(
     queue: TrajectoryQueue, source: QueueSource, config: Config, state: Mapping[str, Any]
 ) -> TrajectoryReader:
-    """Returns a queue's reader, which reads on from a checkpoint's state if that knows this queue."""
+    """Returns a queue's reader; it continues from the checkpoint's state if that belongs to this queue."""
     options: dict[str, Any] = {"stack": config.replay.frames, "gamma": config.learner.gamma, "pad": config.replay.pad}
     reader = queue.reader(source.batch_size, length=source.length, **options)
     if _knows(state, queue):
@@ -196,7 +200,7 @@ def _create_replay(stack: ExitStack, policy: AssignedPolicy, config: Config, sav
 def _transient_replay(
     stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path, options: dict[str, Any]
 ) -> ReplayBuffer:
-    """Makes a replay that the run's end removes; a saved one gives it its rows."""
+    """Makes a replay that is removed when the run ends; loads the rows of an earlier part of the run, if saved."""
     settings, spec = config.replay, transition_spec(policy, config)
     name, file = f"replay.{policy.index}", None
     if settings.path is not None:
@@ -225,7 +229,7 @@ def _durable_lanes(
     if known is not None and known.exists() and not file.exists():
         raise ValueError(f"replay.path: expected {known.parent}, where the run's replays are, got {settings.path}")
     if file != known:
-        write_json(note, {"path": str(file)})  # first: a run that is killed now begins here when it is resumed
+        write_json(note, {"path": str(file)})  # first: if the run is killed now, its resumption finds this path
     if known is not None and file.exists():
         attached = kind.attach(file, spec)
         stack.enter_context(attached)
@@ -242,7 +246,7 @@ def _durable_lanes(
 
 
 def _remove_unused(lanes: TransitionLanes) -> None:
-    """Removes the file of a run that failed before its first row."""
+    """Removes the file if the run failed before its first row."""
     if not lanes.inserted:
         lanes.unlink()
 
@@ -266,17 +270,17 @@ def create_weights(policy: AssignedPolicy, config: Config, model: PolicyModel, b
 
 
 def publish_untrained(store: ParameterStore, policy: AssignedPolicy, config: Config, model: PolicyModel) -> None:
-    """Publishes a new run's first weights, so that actors begin before their learners, which import torch."""
+    """Publishes a new run's first weights, so that actors can begin while the learners still import torch."""
     numbers = numbers_at(schedules_of(policy.algorithm, config.of(policy.name)), 0, 0)
     with store.publisher(model.acting) as publisher:
         publisher.publish(**numbers, updates=0, step=0)
 
 
 def deal_steps(control: Control, config: Config, nodes: Sequence[str]) -> None:
-    """Distributes a run's remaining steps among this machine's actors and the working nodes; other nodes get none."""
+    """Distributes a run's remaining steps among this machine's actors and the given nodes; other nodes get none."""
     weights = dict.fromkeys(actor_names(config), 1) | dict.fromkeys(nodes, config.cluster.actors_per_node)
     steps = {name: control.workers[name].load(STEPS) for name in [*actor_names(config), *node_names(config)]}
-    by_others = sum(taken for name, taken in steps.items() if name not in weights)
+    by_others = sum(count for name, count in steps.items() if name not in weights)
     shares = dealt(config.total_steps - by_others, [steps[name] for name in weights], [*weights.values()])
     for name, share in (dict.fromkeys(steps, 0) | dict(zip(weights, shares, strict=True))).items():
         control.notes[name].store(SHARE, share)
@@ -285,12 +289,12 @@ def deal_steps(control: Control, config: Config, nodes: Sequence[str]) -> None:
 def dealt(total: int, steps: Sequence[int], weights: Sequence[int]) -> list[int]:
     """Returns the workers' step counts at the run's end, whose sum is `total`; `steps` are their counts so far.
 
-    The remaining steps are split in proportion to the weights; an indivisible rest goes to the workers with the fewest
-    steps per weight.
+    The remaining steps are divided in proportion to the weights; the remainder of the division goes to the workers with
+    the fewest steps per weight.
     """
     left, whole = max(0, total - sum(steps)), sum(weights)
     parts = [left * weight // whole for weight in weights]
     behind = sorted(range(len(parts)), key=lambda i: steps[i] / weights[i])
     for i in behind[: left - sum(parts)]:
         parts[i] += 1
-    return [taken + part for taken, part in zip(steps, parts, strict=True)]
+    return [count + part for count, part in zip(steps, parts, strict=True)]

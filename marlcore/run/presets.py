@@ -1,4 +1,4 @@
-"""Settings that the package brings along, as the arguments of `train`."""
+"""Presets: settings that come with the package, as the arguments of `train`."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Where a run begins: at its first step, or where an earlier part of it ended."""
+"""Prepares a run that begins at its first step, or one that continues where an earlier part of it ended."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class NewRun:
         return self.directory
 
     def model_of(self, policy: AssignedPolicy) -> tuple[PolicyModel, int, bool]:
-        """Returns a policy's model, the last version of its weights so far, and whether the parent publishes them.
+        """Returns a policy's model, the version of its weights in the checkpoint (or 0), and whether to publish them.
 
-        The parent publishes if actors begin before learners and all weights are finite; a learner reports weights that
-        are infinite or NaN.
+        They are published if actors begin before learners and all weights are finite. (Otherwise the learner reports
+        that weights are infinite or NaN.)
 
         Raises ValueError if the checkpoint is damaged, or belongs to another network.
         """
@@ -79,11 +79,11 @@ class NewRun:
             if left_out:
                 log.warning("init_from: %s starts without %s", printable(policy.name), ", ".join(left_out))
             self._first[checkpoint] = self._counts(state, initial) | model.saved()
-        elif state:  # of an earlier part of the run
+        elif state:  # from an earlier part of the run
             _restore(model, policy, self._config, state, checkpoint)
         if self._begins_untrained:
             publishes = all(bool(weights.isfinite().all()) for weights in model.parameters())
-        if publishes and initial is None:  # else a run that ended before its learner saved could not be resumed
+        if publishes and initial is None:  # so that a run whose learner never saved can be resumed
             self._first[checkpoint] = NO_COUNTS | model.saved()
         return model, state.get("version", 0), publishes
 
@@ -98,30 +98,30 @@ class NewRun:
 
 
 class ResumedRun(NewRun):
-    """Prepares a run that continues from its last checkpoints. Raises ValueError, and changes no file, if it cannot."""
+    """Prepares a run that continues from its last checkpoints. If it cannot, raises ValueError and changes no file."""
 
     def __init__(self, launch: Launch) -> None:
         super().__init__(launch)
         assert launch.resume is not None
         check_resumed(launch.resume, self.described, self._spec.policies)
-        self._resumed, self._begins_untrained = launch.resume, False  # its learners know their last weights
+        self._resumed, self._begins_untrained = launch.resume, False  # its learners publish their last weights
 
     def open(self, stack: ExitStack, conditions: StopConditions) -> RunDirectory:
         self.directory = directory = stack.enter_context(RunDirectory.resume(self._resumed))
-        before, now = environment_of(read_config(self._resumed)), environment_of(self.described)
-        if (
-            before != now and "<" not in f"{before}{now}" and not now.endswith(f":{no_environment.__name__}")
-        ):  # "<" occurs in reprs, which differ in each process
-            log.warning("resume: the environment is %s", printable(f"{now} instead of {before}, with the same spaces"))
+        old, new = environment_of(read_config(self._resumed)), environment_of(self.described)
+        # "<" occurs in reprs, which differ in each process
+        if old != new and "<" not in f"{old}{new}" and not new.endswith(f":{no_environment.__name__}"):
+            log.warning("resume: the environment is %s", printable(f"{new} instead of {old}, with the same spaces"))
         for name in self._spec.names:
             checkpoint = directory.checkpoint_path(name)
-            Hold(checkpoint, "", 0).end()  # from now on, a learner that still lives elsewhere cannot save
+            Hold(checkpoint, "", 0).end()  # from now on, a learner still alive on another machine cannot save
             if not os.path.lexists(checkpoint) and name not in self._launch.initial:
                 log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", printable(name))
         policies = [policy for policy in self._spec.policies if policy.name not in self._spec.recorded]
         replays = [policy.name for policy in policies if isinstance(policy.source, ReplaySource)]
-        kept = [name for name in replays if durable_note(directory.replay_path(name)).exists()]
-        if empty := [name for name in replays if name not in kept and not os.path.lexists(directory.replay_path(name))]:
+        paths = {name: directory.replay_path(name) for name in replays}
+        saved = {name for name, path in paths.items() if os.path.lexists(path) or durable_note(path).exists()}
+        if empty := [name for name in replays if name not in saved]:
             why = "before the run ended" if self._config.replay.save else "(replay.save)"
             log.warning("resume: replays were not saved %s: empty at first for %s", why, printable(", ".join(empty)))
         if self._config.stop != StopConfig():
@@ -144,16 +144,16 @@ class ResumedRun(NewRun):
     def _restore_progress(self, control: Control) -> float:
         """Sets the workers' counters to the run's saved progress; returns the seconds that its earlier parts took.
 
-        The actors count steps; without actors, the learners do. If the set of workers has changed, the workers share
-        the steps equally. A learner's checkpoint may be newer than the progress that a killed parent saved: the larger
-        step count holds.
+        The actors count steps; without actors, the learners do. If the set of workers has changed, they share the steps
+        equally. A learner's checkpoint may be newer than the progress that a killed parent saved: the larger step count
+        is used.
         """
         directory, config = self.directory, self._config
         names = [*self._spec.learners] if config.offline else [*actor_names(config), *node_names(config)]
         saved, kind = read_progress(directory.path), ("learner-",) if config.offline else ("actor-", "node-")
-        before = {name: int(count) for name, count in saved.get("steps", {}).items() if name.startswith(kind)}
-        steps = {name: before[name] if before.keys() == {*names} else 0 for name in names}
-        missing = max(self._reached, sum(before.values())) - sum(steps.values())
+        counts = {name: int(count) for name, count in saved.get("steps", {}).items() if name.startswith(kind)}
+        steps = {name: counts[name] if counts.keys() == {*names} else 0 for name in names}
+        missing = max(self._reached, sum(counts.values())) - sum(steps.values())
         for i, name in enumerate(names):
             control.workers[name].store(STEPS, steps[name] + missing // len(steps) + (i < missing % len(steps)))
         directory.csv.resume_at(control.steps)
@@ -167,7 +167,7 @@ def _restore(
 ) -> None:
     """Loads a checkpoint into a model. Raises ValueError if it does not fit.
 
-    The error names each changed hyperparameter that alone makes the checkpoint unfit or, if none does, all of them.
+    The error names each changed hyperparameter that alone makes the checkpoint unfit, or else all changed ones.
     """
     policy_name, algorithm = printable(policy.name), type(policy.algorithm).__name__
     try:

@@ -1,4 +1,4 @@
-"""Makes a training run in the calling thread or, as a `Run`, in a background thread."""
+"""Does a training run in the calling thread or, as a `Run`, in a background thread."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def work(
     table: Table | None = None,
     begun: Callable[[Session], None] = lambda session: None,
 ) -> Result:
-    """Makes a run until `children.interrupts` stops it; calls `begun` once all its input has passed the checks."""
+    """Does a run until it ends or `children.interrupts` stops it; calls `begun` once all input has been checked."""
     with _copied(launch) as follow:
         with children, ExitStack() as memory:
             session = Session(memory, launch, children, table)
@@ -79,7 +79,7 @@ def _copied(launch: Launch) -> Iterator[Callable[[Path], None]]:
         return
     with RemoteCopy(launch.remote, new=launch.resume is None) as copy, ExitStack() as undo:
         if launch.resume is not None:
-            undo.callback(shutil.rmtree, launch.resume)  # this local copy
+            undo.callback(shutil.rmtree, launch.resume)  # removes the local copy if the run fails before its start
 
         def follow(path: Path) -> None:
             undo.pop_all()
@@ -114,12 +114,12 @@ class Run:
     def wait(self, timeout: float | None = None) -> Result:
         """Waits until the run ends.
 
-        Raises: TimeoutError: the run has not ended in `timeout` seconds. WorkerFailed or another: it ended the run.
+        Raises: TimeoutError: the run has not ended in `timeout` seconds. WorkerFailed or another error that ended it.
         """
         check_timeout(timeout)
         self._thread.join(timeout)
         if self._thread.is_alive():
-            raise TimedOut(f"{self.run_dir}: the run goes on after {timeout} seconds")
+            raise TimedOut(f"{self.run_dir}: the run has not ended after {timeout} seconds")
         atexit.unregister(self.close)
         return self._result.result()
 
@@ -128,7 +128,7 @@ class Run:
         self._interrupts.stop("the program stopped the run")
 
     def hurry(self) -> None:
-        """Ends a run at once, while `stop` is ending it, without its last checkpoints."""
+        """Ends a run at once, without last checkpoints, after `stop` has asked it to end."""
         self._interrupts.again = True
 
     @property
@@ -141,9 +141,9 @@ class Run:
         return replace(self._session.monitor.status, running=self._thread.is_alive())
 
     def policy(self, name: str) -> LoadedPolicy:
-        """Returns a policy, named by itself or an agent, with its newest weights; waits for the first weights.
+        """Returns a policy with its newest weights; waits for the first weights. `name` is the policy's or an agent's.
 
-        Raises: ValueError: the run has no such policy. TimeoutError: it has no weights after a minute.
+        Raises: ValueError: the run has no such policy. TimeoutError: the policy has no weights after a minute.
         """
         spec, memory = self._launch.spec, self._session.memory
         policy = named(name, spec.policies)
@@ -168,7 +168,7 @@ class Run:
                     future.set_exception(error)
 
     def close(self) -> None:
-        """Stops the run and waits for its end, without raising the run's error: `wait` raises that."""
+        """Stops the run and waits for its end; does not raise the run's error, which `wait` raises."""
         self.stop()
         self._thread.join()
         atexit.unregister(self.close)
@@ -191,7 +191,7 @@ def _result(session: Session) -> Result:
     warn_of_few_samples(session.spec, status.steps, status.updates)
     if skipped := int(status.metrics.get(("", SKIPPED), 0)):
         log.warning(
-            "evaluation: %d that fell due every %d steps were skipped, since training did not wait for them; "
+            "evaluation: %d evaluations, due every %d steps, were skipped, since training did not wait for them; "
             "evaluation.wait makes it wait", skipped, config.evaluation.interval,
         )  # fmt: skip
     metrics = run_dir / "metrics.csv"

@@ -19,7 +19,7 @@ from .memory import Memory
 from .roles import ActorRole, EvaluatorRole, LearnerRole, Role
 from .spec import RunSpec
 
-ROUNDS = 50  # between looks at telemetry
+ROUNDS = 50  # between two readings of telemetry
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class _Stopped(Exception):
-    """Ends an actor's wait when the run is told to stop."""
+    """Ends an actor's wait when the run stops."""
 
 
 def run_serial(spec: RunSpec, memory: Memory, monitor: Monitor, interrupts: Interrupts) -> None:
@@ -42,8 +42,6 @@ def run_serial(spec: RunSpec, memory: Memory, monitor: Monitor, interrupts: Inte
 
 
 class _InTurn:
-    """The roles of a run, which take turns until the stack closes them."""
-
     def __init__(
         self, stack: ExitStack, spec: RunSpec, memory: Memory, monitor: Monitor, interrupts: Interrupts
     ) -> None:
@@ -53,12 +51,12 @@ class _InTurn:
         self.monitor, self.interrupts = monitor, interrupts
         self.learners, self.actors = begin(LearnerRole, spec.learners), begin(ActorRole, memory.crew.names)
         self.evaluators = begin(EvaluatorRole, [EVALUATOR] if spec.config.evaluation.evaluates else [])
-        self._acting = False  # whether an actor has its turn: only then do waits let the learners update
+        self._acting = False  # whether it is an actor's turn: only then do learners update during waits
         for role in (*self.learners, *self.actors, *self.evaluators):
             role.counters.store(READY, 1)
 
     def work(self) -> None:
-        """Runs all rounds and ends the run. If a role failed, the other learners save; then raises WorkerFailed."""
+        """Runs all rounds and ends the run. If a role fails, saves the other learners and raises WorkerFailed."""
         interrupts = self.interrupts
         try:
             with interrupting_own_waits(self._give_turn):
@@ -92,7 +90,7 @@ class _InTurn:
         return self._is_unstopped() and not self.interrupts.finishing and not done
 
     def _give_turn(self) -> None:
-        """Lets the learners update while an actor waits: only they can end the wait, and all share this thread."""
+        """Lets the learners update while an actor waits: only they can end its wait, in this same thread."""
         if not self._acting:
             return
         if not self._is_unstopped():
@@ -103,9 +101,9 @@ class _InTurn:
             role.count_updates()
 
     def _take_round(self) -> bool:
-        """Gives each actor a turn, and makes the updates and evaluations that fall due; returns False if all are done.
+        """Gives each actor a turn, and makes the due updates and evaluations; returns False if all roles are done.
 
-        A run on recorded data has no actors: updates each policy once, and evaluates if that is due.
+        A run on recorded data has no actors: each round updates each policy once.
         """
         turns = []
         self._acting = True
@@ -136,18 +134,18 @@ class _InTurn:
     def _save_others(self, failed: WorkerFailed) -> None:
         for learner in self.learners:
             if learner.name == failed.worker and "\n" not in failed.traceback:
-                continue  # it diverged or the disk is full: it would fail again
+                continue  # it diverged or the disk is full, so saving would fail, too
             try:
                 learner.finish()
-            except Exception as error:  # it may be the learner that failed
+            except Exception as error:  # possibly the learner that failed
                 log.warning("%s: its last updates are not saved (%s)", learner.name, str(error))
 
 
 def _guarded(role: Role, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Makes a role's step; turns its errors into WorkerFailed, as a role in its own process does."""
+    """Calls a role's `step`; turns its errors into WorkerFailed, as a role in its own process does."""
     try:
         return step(*args, **kwargs)
-    except (_Stopped, WorkerFailed, ClosedError):  # a wait ended: the run was stopped, or a learner failed
+    except (_Stopped, WorkerFailed, ClosedError):  # from a wait: the run was stopped, or a learner failed
         raise
     except Exception as error:
         raise failure_of(role.name, error, short=True) from error

@@ -1,4 +1,4 @@
-"""Holds a run from start to end: its directory and monitor, and its shared memory and workers, which end with it."""
+"""A run from start to end: its directory, monitor, shared memory and workers."""
 
 from __future__ import annotations
 
@@ -32,10 +32,7 @@ LOOK_S = 0.02
 
 
 class Session:
-    """Owns a run's shared memory and processes until the stack closes them; `children.interrupts` stops the run.
-
-    Several runs may share a fork server and a table of progress.
-    """
+    """Owns a run's shared memory and processes until the stack closes them; `children.interrupts` stops the run."""
 
     def __init__(self, stack: ExitStack, launch: Launch, children: Children, table: Table | None = None) -> None:
         self.launch, self.spec, self._children = launch, launch.spec, children
@@ -74,7 +71,7 @@ class Session:
         stack.callback(self.sinks.close)
 
     def _about(self) -> dict[str, Any]:
-        """Describes the run for its workers and `marlcore top`; a learner of several policies has "" as its policy."""
+        """Describes the run for workers and `marlcore top`; learners that share processes have "" as their policy."""
         policies, config = self.spec.policies, self.spec.config
         of_policies = {}
         for policy in policies:
@@ -93,7 +90,7 @@ class Session:
         }
 
     def _memory(self, stack: ExitStack, beginning: NewRun) -> Memory:
-        """Makes this machine's segments; versions of weights continue, since a saved replay's rows refer to them."""
+        """Makes this machine's segments. Versions of weights continue those of earlier parts, which saved rows hold."""
         spec, directory, transitions, weights, saved = self.spec, self.directory, {}, {}, {}
         for policy in spec.policies:
             model, version, publishes = beginning.model_of(policy)
@@ -121,7 +118,7 @@ class Session:
     def _store(
         self, stack: ExitStack, policy: AssignedPolicy, model: PolicyModel, version: int, publishes: bool, newest: int
     ) -> ParameterStore:  # fmt: skip
-        """Makes a policy's store; its versions exceed `version`, the checkpoint's, and `newest`, the saved rows'."""
+        """Makes a policy's store. Its versions exceed `version` (the checkpoint's) and `newest` (the saved rows')."""
         config = self.spec.config
         store = stack.enter_context(create_weights(policy, config, model, max(version, newest)))
         if publishes:
@@ -141,15 +138,15 @@ class Session:
                 remote = self._machines.begin(stack, self.memory, self.control, self.telemetry)
                 run_async(supervisor, *run, self.control, self.monitor, interrupts, remote)
             else:
-                children.close()  # some workers may have been started
+                children.close()  # some workers may have started
                 for notes in self.control.notes.values():
                     notes.store(PID, os.getpid())
                 run_serial(*run, self.monitor, interrupts)
 
     def _start(self, supervisor: Supervisor, fallback: bool) -> bool:
-        """Starts the workers as `start_all` does, those without torch first.
+        """Starts the workers as `start_all` does: first those that need no torch, then the others.
 
-        The others start once the fork server has imported torch. Until then, moves metrics out of telemetry's few rows.
+        Between the two, waits until the fork server has imported torch, and empties telemetry, which holds few metrics.
         """
         early = [name for name in self._workers if self.spec.acts_compiled and name not in self.spec.learners]
         if not start_all(supervisor, early, self.interrupts, fallback):

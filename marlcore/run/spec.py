@@ -42,14 +42,14 @@ from ..transitions import spec_difference
 
 Algorithms: TypeAlias = Algorithm | str | Mapping[str, Algorithm | str]
 
-OFFLINE = Config(learner=LearnerConfig(n_step=1))  # longer returns would follow the policy that gathered the data
+OFFLINE = Config(learner=LearnerConfig(n_step=1))  # longer returns would be those of the policy that acted
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Holds a checked run's environment, policies and settings; each worker gets a pickled copy."""
+    """A checked run's environment, policies and settings; each worker gets a pickled copy."""
 
     env_fn: Callable[[], Any]  # makes an environment as the policies observe it
     policies: tuple[AssignedPolicy, ...]
@@ -68,7 +68,7 @@ class RunSpec:
 
     @property
     def acts_compiled(self) -> bool:
-        """Whether actors and the evaluator need no torch: no policy acts by torch, and no anchor is a checkpoint."""
+        """Whether actors and the evaluator need no torch: all policies are compiled, and no anchor is a checkpoint."""
         anchors = any(anchor.endswith(".pt") for anchor in self.config.self_play.anchors)
         return not anchors and all(policy.compiled is not None for policy in self.policies)
 
@@ -76,7 +76,7 @@ class RunSpec:
     def begins_untrained(self) -> bool:
         """Whether a new run's actors begin before its learners, with weights that the parent publishes and saves.
 
-        Actors that no limiter holds begin later: they could take all their steps before the learner's first update.
+        Actors without a rate limiter begin later: they could take all steps before the learner's first update.
         """
         config = self.config
         free = any(isinstance(policy.source, ReplaySource) and config.is_free(policy.name) for policy in self.policies)
@@ -142,13 +142,13 @@ def _with_sources(spec: RunSpec) -> RunSpec:
 
 
 def _in_teams(make_env: Callable[[], Any], algorithm: Algorithms, config: Config) -> tuple[Callable[[], Any], Config]:
-    """Returns the environment and settings in which teams, if the run has any, replace their members as agents."""
+    """Replaces agents by their teams in the environment and the settings, if the run has teams; returns both."""
     if config.teams is None and not wants_teams(algorithm):
         return make_env, config
     with closing(vectorize(make_env, 1)) as env:
         teams = teams_of(env.agents, config.teams)
     made = Teams(make_env, teams)
-    made().close()  # raises ValueError where the environment is of a kind without them
+    made().close()  # raises ValueError if this kind of environment cannot have teams
     team_of = {member: team for team, members in teams.items() for member in members}
     for agent in config.policies if isinstance(config.policies, Mapping) else ():
         if agent in team_of and agent not in teams:
@@ -159,7 +159,7 @@ def _in_teams(make_env: Callable[[], Any], algorithm: Algorithms, config: Config
 def _with_joint_observations(spec: RunSpec, algorithm: Algorithms) -> RunSpec:
     """Adds joint observations to the spec's environment, for the agents whose critics take them.
 
-    Raises ValueError if, in a league, a policy without such a critic would act by the joint observation.
+    Raises ValueError if a policy of a league has no such critic: it would act on the joint observation.
     """
     joint = [policy.agents for policy in spec.policies if getattr(policy.algorithm, "wants_joint", False)]
     if not joint:
@@ -167,17 +167,17 @@ def _with_joint_observations(spec: RunSpec, algorithm: Algorithms) -> RunSpec:
     for policy in spec.policies if spec.config.self_play.roles else ():
         if not any(getattr(policy.algorithm, name, False) for name in ("wants_joint", "wants_team")):
             raise ValueError(
-                "algorithm: expected ones of teams or with a critic of joint observations for all policies of this "
-                f"league, got {type(policy.algorithm).__name__} for {policy.name!r}"
+                "algorithm: expected algorithms that train teams or have a critic of joint observations for all "
+                f"policies of this league, got {type(policy.algorithm).__name__} for {policy.name!r}"
             )
     make_env = JointObservations(spec.env_fn, tuple(dict.fromkeys(chain(*joint))))
-    make_env().close()  # raises ValueError where the environment is of a kind without them
+    make_env().close()  # raises ValueError if this kind of environment has no joint observations
     with closing(vectorize(make_env, 1)) as env:
         return RunSpec(make_env, _assign(env, algorithm, spec.config), spec.config)
 
 
 def _has_own_copies(env: VectorEnvironment, make_env: Callable[[], Any]) -> bool:
-    """Whether `make_env` sets its own number of copies; `env` is its vector environment when asked for one copy."""
+    """Whether `make_env` sets the number of copies itself; `env` is the result of asking it for one copy."""
     if env.copies > 1 or isinstance(env, Copies):
         return env.copies > 1
     with closing(vectorize(make_env, 2)) as two:
@@ -185,7 +185,7 @@ def _has_own_copies(env: VectorEnvironment, make_env: Callable[[], Any]) -> bool
 
 
 def _assigned_to_spaces(spaces: Spaces, algorithm: Algorithms, config: Config) -> RunSpec:
-    """Returns an unchecked spec as `assigned` does, with a function that raises in place of an environment."""
+    """Returns an unchecked spec for these spaces; its `env_fn` is `no_environment`."""
     for name in ("interval", "seconds"):
         if value := getattr(config.evaluation, name):
             raise ValueError(f"evaluation.{name}: expected 0 without an environment, got {value}")
@@ -194,7 +194,7 @@ def _assigned_to_spaces(spaces: Spaces, algorithm: Algorithms, config: Config) -
 
 
 def no_environment() -> None:
-    """Takes the place of `env_fn` in a run without an environment. Raises ValueError."""
+    """Raises ValueError; the `env_fn` of a run without an environment."""
     raise ValueError("env_fn: expected an environment, got a run on recorded data without one; pass env_fn=")
 
 
@@ -235,22 +235,22 @@ def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> N
 
 
 def _check_policies(spec: RunSpec) -> None:
-    """Checks names and devices. Raises ValueError if settings name an unknown policy, or if a device is missing."""
+    """Raises ValueError if settings name an unknown policy or a missing device; says which observations are unused."""
     for left_out in filter(None, dict.fromkeys(policy.spaces.left_out for policy in spec.policies)):
-        reason = "since no network takes a text, which a wrapper may encode, or an empty array"
+        reason = "since networks take no texts (which a wrapper may encode) and no empty arrays"
         say(f"observations: left out {', '.join(left_out)}, {reason}")
     spec.config.check_policies(spec.names)
     for name in spec.names:
-        if name not in spec.config.cluster.learners:  # else the learner's own machine checks its device
+        if name not in spec.config.cluster.learners:  # those machines check their own devices
             choose_device(spec.config.learner_of(name).device)
 
 
 def _checked(spec: RunSpec) -> RunSpec:
-    """Checks the spec with the settings that apply, and returns it with these. Raises ValueError, TypeError."""
+    """Checks the spec, and returns it with the settings that apply to its policies. Raises ValueError, TypeError."""
     config = applied(spec.policies, spec.config)
     for policy in spec.policies:
         if isinstance(policy.source, ReplaySource) and policy.source.hindsight is not None:
-            with closing(spec.env_fn()) as env:  # raises ValueError if it lacks goals or cannot judge them
+            with closing(spec.env_fn()) as env:  # raises ValueError if the environment has no goals or goal rewards
                 with_functions_of(env, policy.source.hindsight, policy.algorithm.transition(policy.spaces))
         _check_script(policy, config)
     for policy in spec.policies if config.self_play.pool else ():
@@ -263,15 +263,15 @@ def _checked(spec: RunSpec) -> RunSpec:
 
 
 def _check_script(policy: AssignedPolicy, config: Config) -> None:
-    """Checks a script. Raises ValueError, TypeError if it is no script, or cannot compute extras of the rows."""
+    """Raises ValueError or TypeError if the script is not a script, or if rows need extras that no script computes."""
     script = config.of(policy.name).exploration.script
     if script is None:
         return
     ScriptedPlayer(SCRIPT, resolve(SCRIPT, script), policy.spaces, 1)
     if extras := policy.algorithm.transition(policy.spaces).extras.keys() - {*OF_OUTCOMES}:
         raise ValueError(
-            f"{SCRIPT}: expected None, since rows of {type(policy.algorithm).__name__}, the algorithm of "
-            f"{policy.name!r}, hold its {', '.join(sorted(extras))}, got {script!r}"
+            f"{SCRIPT}: expected None for {policy.name!r}, since a script cannot compute "
+            f"{', '.join(sorted(extras))}, which {type(policy.algorithm).__name__} stores, got {script!r}"
         )
 
 
@@ -283,7 +283,7 @@ def share_of(policy: AssignedPolicy, policies: tuple[AssignedPolicy, ...]) -> fl
 def warn_of_short_run(spec: RunSpec, taken: int) -> None:
     """Warns if a run ends before the warm-up of a replay, or before a queue's first batch.
 
-    A resumed run without its saved replay has `taken` steps already, whose rows are lost.
+    `taken`: the steps of a resumed run's earlier parts if their rows were not saved, otherwise 0.
     """
     left = spec.config.total_steps - taken
     steps_left = "steps that are left" if taken else "steps"
@@ -294,7 +294,7 @@ def warn_of_short_run(spec: RunSpec, taken: int) -> None:
             label, needed = "the algorithm's batch_size", source.batch_size * (source.length or 1)
         if 0 < steps < needed:
             log.warning(
-                "%s: %s takes %s of the %d %s, and learns only with %d: it will learn nothing in them",
+                "%s: %s takes %s of the %d %s, fewer than the %d that it needs to begin to learn",
                 label, printable(policy.name), f"{steps:.1f}".removesuffix(".0"), left, steps_left, needed,
             )  # fmt: skip
 
@@ -303,13 +303,13 @@ def warn_of_few_samples(spec: RunSpec, steps: int, updates: Mapping[str, int]) -
     """Warns if a run without a fixed ratio drew each transition of a policy less than once on average."""
     for policy in spec.policies:
         inserted, learner = share_of(policy, spec.policies) * steps, spec.config.learner_of(policy.name)
-        queued = isinstance(policy.source, QueueSource)  # which reads each transition once
+        queued = isinstance(policy.source, QueueSource)  # a queue's reader reads each transition once
         if queued or spec.recorded or not spec.config.is_free(policy.name) or inserted <= learner.warmup:
             continue
         ratio = updates[policy.name] * learner.batch_size / inserted
         if ratio < 1.0:
             log.warning(
-                "updates_per_step: %s trained on %.2g samples for each of its steps, since the run was free; "
-                "a number, such as %g, holds the ratio",
+                "updates_per_step: %s trained on %.2g samples for each of its steps, since no ratio was set; "
+                "set one, such as %g",
                 printable(policy.name), ratio, Config.updates_per_step,
             )  # fmt: skip

@@ -22,7 +22,7 @@ NO_LANES, COLUMNS, BATCH = PLANNED = np.zeros(1, PLAN), np.zeros(1, COLUMN), 0
 MASSES, LEVELS, RECORD = np.zeros(17), sumtree.level_offsets(16), np.zeros(1, priorities.PRIORITIES)
 RECORD["tree"], RECORD["nodes"] = MASSES.ctypes.data, 1
 
-# By kind of batches: a call of each kernel that does nothing
+# By kind of batch: each kernel, with arguments for a call that does nothing
 PARTS: dict[str, list[tuple[Any, ...]]] = {
     "prioritized": [
         (priorities.catch_up, NO_LANES, RECORD),
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 def compile_before_a_run(*sources: ReplaySource | QueueSource) -> None:
-    """Compiles these sources' kernels unless this machine has them, with a notice, which learners would not give."""
+    """Compiles these sources' kernels, with a notice to the user, unless this machine has compiled them before."""
     cache = jit.cache_directory()
     names = dict.fromkeys(name for source in sources for name in _parts_of(source))
     missing = [name for name in names if cache is not None and not (cache / f"warm-{name}").exists()]
@@ -73,7 +73,7 @@ def warm_up(meanwhile: Callable[[], object] = lambda: None) -> float:
 
 
 def _compile(names: Sequence[str], meanwhile: Callable[[], object] = lambda: None) -> float:
-    """Compiles in other processes, side by side; then loads the results here, and compiles what is still missing."""
+    """Compiles kernels in parallel in other processes, then loads them here; returns the seconds taken."""
     began, cache, size = time.monotonic(), jit.cache_directory(), min(len(names), processors())
     unless_failed = suppress(OSError, WorkerFailed)
     with Pool(lambda: _load, size, name="compiler", fork=None) as pool:

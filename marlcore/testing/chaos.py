@@ -30,17 +30,17 @@ from .checked import AGENTS, CheckedAlgorithm, CheckedEnvironment, read_faults, 
 from .victim import Lost, Victim, parent_of
 
 TIMEOUT_S = 10.0  # the supervisor's timeout for workers
-RUN = "run-to-be-attacked"  # first argument of this module as the run; the directory and the attacker's id follow
+RUN = "run-to-be-attacked"  # the first argument in the attacked process; its directory and the attacker's pid follow
 
 
 @dataclass(frozen=True)
 class ChaosOptions(Declared):
-    """Kill and stop the processes of a real run at random, and check every row and every weight that is read."""
+    """Kill and stop the processes of a real run at random, and check every row and all weights that it reads."""
 
     seconds: Annotated[float, Number(above=0)] = 60.0
     """Duration of the run."""
     seed: int = 0
-    """Seed of all attacks, of their times and their targets."""
+    """Seed of the attacks, their times and their targets."""
     pause: Annotated[float, Number(above=0)] = 2.0
     """Mean seconds between two attacks."""
 
@@ -50,12 +50,12 @@ class ChaosResult:
     """The attacks on a run, and the damage that they did."""
 
     attacks: Counter[str] = field(default_factory=Counter)  # by kind
-    restarts: int = 0  # of workers, and of the run by resuming
-    rows: int = 0  # sampled and checked by learners
-    faults: list[str] = field(default_factory=list)  # a line for each torn or mixed row, or torn weights
+    restarts: int = 0  # of workers and, by resuming, of the run
+    rows: int = 0  # number of rows that learners sampled and checked
+    faults: list[str] = field(default_factory=list)  # a line for each torn or mixed row, and for torn weights
     hung: int = 0  # recoveries that took longer than five minutes
     lost: int = 0  # steps repeated because the parent was killed before it saved them
-    leaked: list[str] = field(default_factory=list)  # segments left at the end
+    leaked: list[str] = field(default_factory=list)  # segments that remain at the end
     recoveries: list[float] = field(default_factory=list)  # seconds from each death to the successor's first round
 
     @property
@@ -75,7 +75,7 @@ class ChaosResult:
 
 
 def main(arguments: list[str]) -> int:
-    """Attacks a run and prints the result; returns 0 if the result is good, 1 if it is bad, 2 for wrong arguments."""
+    """Attacks a run and prints the result; returns 0 if it is good, 1 if it is bad, 2 for wrong arguments."""
     try:
         options = CommandLine("chaos", arguments).parse(ChaosOptions)
     except ValueError as error:
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
 
 def attack(seconds: float, seed: int = 0, pause: float = 2.0) -> ChaosResult:
     """Starts a run and attacks it for `seconds`, at mean intervals of `pause` seconds; returns the result."""
-    before = {file.name for file in survey_segments()}
+    others = {file.name for file in survey_segments()}
     with tempfile.TemporaryDirectory() as folder:
         chaos = _Chaos(Path(folder), random.Random(seed))
         try:
@@ -100,7 +100,7 @@ def attack(seconds: float, seed: int = 0, pause: float = 2.0) -> ChaosResult:
             chaos.victim.close()
         chaos.result.rows = read_rows(Path(folder))
         chaos.result.faults += read_faults(Path(folder))
-    left = [file.name for file in survey_segments() if not file.held and file.name not in before]
+    left = [file.name for file in survey_segments() if not file.held and file.name not in others]
     chaos.result.leaked += [f"segment {name}" for name in left]
     return chaos.result
 
@@ -114,7 +114,7 @@ class _Chaos:
         self.victim = Victim(command, folder / "log")
 
     def run(self, seconds: float, pause: float) -> None:
-        """Attacks the run for `seconds`, then sends Ctrl-C, which must end the run cleanly. Raises: Lost."""
+        """Attacks the run for `seconds`, then sends Ctrl-C, which must end the run cleanly. Raises Lost."""
         self.victim.start()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -137,7 +137,7 @@ class _Chaos:
             self._strike(target, "stop", lambda: self.victim.parent.pid, [])
 
     def _strike(self, target: str, how: str, find: Callable[[], int], workers: list[str]) -> None:
-        """Signals the process that `find` returns, and waits until replacements of the named workers work."""
+        """Signals the process that `find` returns, and waits until the named workers were replaced and work again."""
         victim, began, pid = self.victim, time.monotonic(), find()
         attempts = {name: victim.attempt(name) for name in workers}
         if find() != pid or not victim.signal(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP):

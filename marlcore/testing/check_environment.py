@@ -34,8 +34,8 @@ def check_env(env_or_fn: Any, steps: int = 1000, seed: int = 0) -> None:
 
     Args:
         env_or_fn: a name for `envs.make`; an environment of marlcore, PettingZoo, Gymnasium or EnvPool, of one copy or
-            of several; or a function that makes one. From a name or a function, two environments are made.
-        steps: turns in each of the three plays that are compared.
+            several; or a function that makes one. With a name or a function, two environments are made and compared.
+        steps: number of turns in each play.
         seed: seeds the environment and the actions.
 
     Warns:
@@ -44,7 +44,7 @@ def check_env(env_or_fn: Any, steps: int = 1000, seed: int = 0) -> None:
 
     Raises:
         EnvironmentFailed: a violation; one line names the agent, the part, the expected value and the actual one.
-        ValueError: marlcore does not support a space. TypeError: `env_or_fn` is or makes no environment.
+        ValueError: marlcore does not support a space. TypeError: `env_or_fn` is not an environment and makes none.
     """
     if isinstance(env_or_fn, str):
         env_or_fn = factory(env_or_fn)
@@ -116,7 +116,7 @@ class _Single:
                 raise EnvironmentFailed(f"{name}: expected those of {agents}, got those of {named}")
         self._reset(0)
         if env.agent in agents:
-            self._last(env.agent)  # so that this check reports an early fault, not an exception of the code below
+            self._last(env.agent)  # so that an early fault is reported by this check, not by an exception below
         self._views = {
             agent: AgentView.of(agent, env.observation_spaces[agent], env.action_spaces[agent], masked)
             for agent, masked in masked_agents(env).items()
@@ -127,7 +127,7 @@ class _Single:
     def play(self, steps: int, seed: int, most: int = 0) -> list[Event]:
         """Plays that many turns, or up to `most` until an episode ends; returns the first `steps`."""
         choosers = {agent: _Chooser(view.spaces, seed) for agent, view in self._views.items()}
-        self._masked: dict[str, bool] = {}  # by agent: whether its infos hold masks where it acts
+        self._masked: dict[str, bool] = {}  # by agent: whether it has masks when it acts
         events: list[Event] = []
         empty = turns = 0
         self._reset(seed)
@@ -153,7 +153,7 @@ class _Single:
                 self._env.step(None)
             else:
                 empty = 0
-                self._over.discard(agent)  # it may have come back
+                self._over.discard(agent)  # an agent may return in the same episode
                 self._env.step(choosers[agent].choose(mask))
         return events
 
@@ -199,7 +199,7 @@ class _Single:
         return values, allowed
 
     def _must_refuse(self, agent: str | None) -> None:
-        """Checks that `step` raises after the end of this agent's episode or, if None, of the whole episode."""
+        """Checks that `step` raises after the end of the agent's episode or, if `agent` is None, of the whole one."""
         actor = agent or self._env.agents[0]
         case = f"{actor}, whose episode has ended" if agent else "an episode that is over"
         if case in self._refused:
@@ -347,7 +347,7 @@ class _Several:
 
 
 def _check_array(label: str, array: Any, shape: tuple[int, ...], dtype: Any) -> None:
-    by_kind = isinstance(dtype, str)  # as NumPy's own codes, "b" were int8
+    by_kind = isinstance(dtype, str)  # a kind: "f", "b" or "i"
     right = isinstance(array, np.ndarray) and array.shape == shape
     right = right and (array.dtype.kind if by_kind else array.dtype) == dtype
     name = {"f": "floats", "b": "bools", "i": "integers"}[dtype] if by_kind else dtype.name

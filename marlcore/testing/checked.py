@@ -1,8 +1,8 @@
 """An environment and an algorithm whose rows and weights can all be checked, for runs with killed processes.
 
-Episode and step determine the reward and the observation, a row made by rows.py. All weights of the network are the
-same number, which grows by one with each update. The algorithm appends each fault that it finds as a line to the file
-`faults` in its directory, and the number of rows checked to the file `rows`.
+The episode and the step determine the reward and the observation, which rows.py computes. All weights of the network
+are one number, which grows by one with each update. The algorithm appends a line for each fault to the file `faults` in
+its directory, and the number of checked rows to the file `rows`.
 """
 
 from collections.abc import Mapping
@@ -40,13 +40,13 @@ def _lines(path: Path) -> list[str]:
 
 
 def _append(path: Path, line: str) -> None:
-    """Appends a line, whole or not at all; killing the process loses no earlier line."""
+    """Appends a line, whole or not at all; if the process is killed, earlier lines remain."""
     with path.open("a") as file:
         file.write(line + "\n")
 
 
 class CheckedEnvironment:
-    """Two agents act in turns; episodes terminate or are truncated after a random number of steps."""
+    """Two agents act in turn, in episodes that terminate or are truncated after random numbers of steps."""
 
     agents = AGENTS
     observation_spaces: Mapping[str, Space] = dict.fromkeys(AGENTS, Box(-(2**63), 2**63 - 1, (4,), np.int64))

@@ -1,7 +1,7 @@
 """Rows that prove their own integrity: the first words name the row, and the other words are computed from them.
 
-So a reader detects a torn or misplaced row without a record of the writes. A row named by its ticket alone equals the
-row of csrc/test/rows.h for this ticket.
+So a reader detects a torn or misplaced row without a record of the writes. csrc/test/rows.h makes the same rows from
+tickets.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ def filled(words: int, *name: Any) -> NDArray[np.uint64]:
 
 
 def torn(rows: NDArray[Any], name: int) -> NDArray[np.bool_]:
-    """Returns whether each row, 64-bit integers [..., words], contradicts its first `name` words: bool [...]."""
+    """Returns which rows, 64-bit integers [..., words], do not match their first `name` words: bool [...]."""
     rows = rows.view(np.uint64)
     expected = filled(rows.shape[-1], *np.moveaxis(rows[..., :name], -1, 0))
     wrong: NDArray[np.bool_] = (rows != expected).any(-1)

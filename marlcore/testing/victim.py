@@ -13,7 +13,7 @@ from ..errors import MarlcoreError
 from ..memory import SHM_DIR
 from ..processes import BEATS, PID, READY, RESTARTS, Control
 
-HUNG_S = 300.0  # a wait this long means that the run hangs; a supervisor allows 120 s for a start
+HUNG_S = 300.0  # seconds after which a run counts as hung; the supervisor allows 120 s for a start
 LOOK_S = 0.02
 
 
@@ -31,8 +31,8 @@ class Victim:
     control: Control = field(init=False, repr=False)  # while the run works
 
     def start(self) -> None:
-        """Starts the run, and waits until every worker works. Raises: Lost."""
-        self._others = {*SHM_DIR.glob(Control.files)}  # opening one would hold it
+        """Starts the run, and waits until every worker works. Raises Lost."""
+        self._others = {*SHM_DIR.glob(Control.files)}  # not to be opened, since that would hold them
         with self.log.open("ab") as log:
             self.parent = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
         self.wait(self._find_control)
@@ -61,12 +61,12 @@ class Victim:
         return self.control.notes[name].load(RESTARTS) + 1
 
     def works(self, name: str, attempt: int) -> bool:
-        """Returns whether a successor of the worker's process number `attempt` has completed a round of work."""
+        """Whether a later process of the worker than number `attempt` has completed a round of work."""
         counters = self.control.workers[name]
         return counters.load(READY) > attempt and counters.load(BEATS) > 0
 
     def signal(self, pid: int, signum: int) -> bool:
-        """Signals a process of the run; returns False if it is gone. A reused pid outside the run gets no signal."""
+        """Signals a process of the run; returns False if it is gone, even if another program has its pid now."""
         with suppress(ProcessLookupError), ExitStack() as opened:
             if pid:
                 pidfd = os.pidfd_open(pid)
@@ -77,7 +77,7 @@ class Victim:
         return False
 
     def wait(self, done: Callable[[], bool], alone: bool = False) -> None:
-        """Waits until `done` is true. With `alone`, the parent may end, and is not reaped. Raises: Lost."""
+        """Waits until `done()` is True. With `alone`, the parent may end, and is not reaped. Raises Lost."""
         end = time.monotonic() + HUNG_S
         while not done():
             if not alone and self.parent.poll() is not None:
@@ -87,7 +87,7 @@ class Victim:
             time.sleep(LOOK_S)
 
     def kill(self) -> None:
-        """Kills the parent, and waits until all processes of the run are gone. Raises: Lost."""
+        """Kills the parent, and waits until all processes of the run are gone. Raises Lost."""
         self.parent.kill()
         # The parent is not reaped yet, so its group id cannot be reused.
         self.wait(lambda: not living(self.parent.pid), alone=True)
@@ -95,7 +95,7 @@ class Victim:
         self._let_go()
 
     def interrupt(self) -> int:
-        """Ends the run as Ctrl-C does; returns its exit code. Raises: Lost."""
+        """Ends the run as Ctrl-C does; returns its exit code. Raises Lost."""
         self.parent.send_signal(signal.SIGINT)
         self.wait(lambda: not living(self.parent.pid), alone=True)
         return self.parent.wait()

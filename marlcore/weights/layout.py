@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from ..checks import check_whole
 from ..spec import MAX_BYTES, Field, as_field
 
-OWN: Any = object()  # the weights that a publisher was made with; None would be an error of the caller
+OWN: Any = object()  # means the weights that a publisher was made with (a caller's None is an error)
 MOST_VERSIONS = 2**61  # half of a lane's largest count, so that as many versions can follow
 _ALIGNMENT = 64  # bytes: a cache line, which satisfies every dtype
-_DTYPE = re.compile(r"(?:u?int|b?float|complex)(8|16|32|64|128|256)(?:_\w+)?")  # bfloat16 and float8_* are not NumPy's
+_DTYPE = re.compile(r"(?:u?int|b?float|complex)(8|16|32|64|128|256)(?:_\w+)?")  # NumPy lacks bfloat16 and float8_*
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ class RowLayout:
 
     def parts(self, row: Any) -> Iterable[tuple[TensorSpec, Any]]:
         """Yields each tensor's spec and bytes; the bytes are a slice of `row`, uint8 [nbytes] of NumPy or torch."""
-        for spec, at in zip(self.tensors, self.offsets, strict=True):
-            yield spec, row[at : at + spec.nbytes]
+        for spec, offset in zip(self.tensors, self.offsets, strict=True):
+            yield spec, row[offset : offset + spec.nbytes]
 
     def extra_views(self, row: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
         return {
-            name: row[at : at + extra.nbytes].view(extra.dtype).reshape(extra.shape)
-            for (name, extra), at in zip(self.extras.items(), self.extra_offsets, strict=True)
+            name: row[offset : offset + extra.nbytes].view(extra.dtype).reshape(extra.shape)
+            for (name, extra), offset in zip(self.extras.items(), self.extra_offsets, strict=True)
         }
 
     def version_view(self, row: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -102,6 +102,6 @@ def extra_field(name: str, extra: tuple[int, ...] | Field) -> Field:
 
 def fitted_extra(name: str, value: Any, expected: Field) -> NDArray[Any]:
     is_number = type(value) is float or (type(value) is int and abs(value) < 2**63)
-    if is_number and not expected.shape and expected.dtype == "float64":  # without the checks of arrays
+    if is_number and not expected.shape and expected.dtype == "float64":  # skips the slow checks of arrays
         return np.array(value, np.float64)
     return as_field(f"extras {name}", expected, value)

@@ -1,17 +1,17 @@
-"""Notices that a module's parameters, buffers or submodules were replaced, without importing torch."""
+"""Detects that a module's parameters, buffers or submodules were replaced, without importing torch."""
 
 from collections.abc import Callable
 from itertools import chain
 from operator import is_
 from typing import Any
 
-_END = object()  # after the last member, so that an added or removed member is noticed
+_END = object()  # follows the last member, so that an added or removed member changes the comparison
 
 
 def members_kept(module: Any) -> Callable[[], bool]:
-    """Returns a function that tells whether a torch module still has the same parameters, buffers and submodules.
+    """Returns a function that returns whether a torch module's parameters, buffers and submodules are the same objects.
 
-    "Same" means the same objects; their memory may have moved.
+    Their memory may have moved.
     """
     containers = [c for m in module.modules() for c in (m._parameters, m._buffers, m._modules)]
     empty = [c for c in containers if not c]

@@ -19,7 +19,7 @@ from ..errors import LayoutMismatch
 from .layout import OWN, RowLayout, TensorSpec
 from .members import members_kept
 
-SWAP_BYTES = 16_384  # copied in the time that one tensor takes to become a view of another row
+SWAP_BYTES = 16_384  # bytes whose copy takes as long as making one tensor a view of another row
 
 _same_view = torch.Tensor.is_set_to
 _address_of = torch.Tensor.data_ptr
@@ -28,7 +28,7 @@ _dtype_of = attrgetter("dtype")
 
 @dataclass
 class TensorGroup:
-    """A tensor of a model with all its names in the model; tied weights form one group."""
+    """A tensor of a model, with all its names; tied weights form one group."""
 
     spec: TensorSpec
     names: list[str] = field(default_factory=list)
@@ -39,11 +39,11 @@ class ModuleWeights:
     """A model whose parameters and buffers are views of one row, uint8 [layout.nbytes] on the model's device.
 
     Parameter objects stay the same, so optimizers stay valid; tied tensors stay tied, frozen ones frozen. Tensors
-    become contiguous. The row holds non-persistent buffers too. With `fill`, a large model on the CPU has two rows,
+    become contiguous. The row holds non-persistent buffers, too. With `fill`, a large model on the CPU has two rows,
     which take turns: `load` makes the tensors views of the other row, so that a pull is one copy.
 
     Attributes:
-        device_row: moves the weights of a model on an accelerator, of which host rows hold the extras alone; else None.
+        device_row: the weights of a model on an accelerator (rows in host memory then hold only extras), or None.
 
     Raises:
         LayoutMismatch: the model's tensors differ from the layout.
@@ -62,11 +62,11 @@ class ModuleWeights:
         return tuple(group.spec for group in _unique_tensors(model))
 
     def _bind(self) -> None:
-        """Copies the model's tensors into a new row and makes them views of it; after an error, no tensor has moved."""
+        """Copies the model's tensors into a new row, and makes them views of it; after an error, none was changed."""
         groups = self._fitting_groups()
         tensors = [tensor for group in groups for tensor in group.tensors]
         device = tensors[0].device if tensors else None
-        # A row made in inference mode could not be written outside of it.
+        # A row made in inference mode could be written only there.
         with torch.inference_mode(False), torch.no_grad():
             row = torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=device)
             rows, on_host = [row], kind_of(row) == "cpu"
@@ -79,7 +79,7 @@ class ModuleWeights:
                 view.copy_(tensor)
             for tensor, view in zip(tensors, views[0], strict=True):
                 tensor.data = view
-        self._rows, self._filled = rows, filled  # the model's rows; those into which pulls copy
+        self._rows, self._filled = rows, filled  # the model's rows, and the rows into which pulls copy
         self._arrays = [each.numpy() for each in filled] if on_host else [np.zeros(len(row), np.uint8)]
         end = self.layout.tensor_bytes
         self.device_row = None if on_host else DeviceRow(row[:end], filled[0][:end])
@@ -89,7 +89,7 @@ class ModuleWeights:
         self._tensors = tensors
         self._dtypes = list(map(_dtype_of, views[0]))
         self._addresses = list(map(_address_of, rows))
-        self._views = views  # last: if an interrupt comes earlier, the model has moved
+        self._views = views  # last, so that `moved` is True after an earlier interrupt
 
     def _fitting_groups(self) -> list[TensorGroup]:
         groups = _unique_tensors(self.weights)
@@ -103,7 +103,7 @@ class ModuleWeights:
         return groups
 
     def moved(self) -> bool:
-        """Returns whether any tensor of the model is no longer a view of its row; takes about 1 us per tensor.
+        """Returns whether a tensor of the model is no longer a view of its row; takes about 1 us per tensor.
 
         Causes are Module.to, load_state_dict(assign=True), share_memory, and assigned parameters, buffers or modules.
         """
@@ -132,9 +132,9 @@ class ModuleWeights:
             self._rows[self.turn].copy_(self._filled[self.turn - 1])
             return
         turn = 1 - self.turn
-        # In one call of C, in which no signal is handled: an exception between two tensors would leave two versions.
+        # One C call, in which no signal is handled: an exception between two tensors would leave a mixture of versions.
         deque(map(setattr, self._tensors, repeat("data"), self._views[turn]), maxlen=0)
-        self.turn = turn  # if an interrupt comes earlier, the model has moved
+        self.turn = turn  # last, so that `moved` is True after an earlier interrupt
 
     def views(self, row: torch.Tensor | NDArray[np.uint8]) -> list[torch.Tensor]:
         """Returns the model's tensors as views of a row, which is uint8 [nbytes] and aligned to 64 bytes."""
@@ -142,7 +142,7 @@ class ModuleWeights:
         return [part.view(_dtype(spec)).view(spec.shape) for spec, part in self.layout.parts(flat)]
 
     def named(self, views: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Returns the views by all names that the module has for them: a tied tensor appears several times."""
+        """Returns the views by name; a tied tensor appears once for each of its names."""
         return {name: view for group, view in zip(self.groups, views, strict=True) for name in group.names}
 
 
@@ -163,7 +163,7 @@ def _unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
 
 
 def _modules(model: torch.nn.Module) -> Iterator[tuple[str, str, torch.nn.Module]]:
-    """Yields each module with its name and with the name that it would have if no module were wrapped."""
+    """Yields (name, name without the wrappers' parts, module) of each module."""
     paths: dict[str, str] = {}
     inside = set()  # the names of wrapped modules
     for name, module in model.named_modules(remove_duplicate=False):
@@ -196,7 +196,7 @@ def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _check_apart(groups: list[TensorGroup]) -> None:
-    """Raises ValueError if tensors share a part of their memory, since a row would separate them."""
+    """Raises ValueError if two tensors overlap in memory without being the same, since a row would separate them."""
     spans = []
     for group in groups:
         tensor = group.tensors[0]
@@ -206,7 +206,7 @@ def _check_apart(groups: list[TensorGroup]) -> None:
             spans.append((str(tensor.device), begin, begin + (reach + 1) * tensor.itemsize, group.spec.name))
     for (device, _, end, name), (next_device, begin, _, next_name) in pairwise(sorted(spans)):
         if device == next_device and begin < end:
-            raise ValueError(f"model {name}, {next_name}: expected memory shared whole or not at all")
+            raise ValueError(f"model {name}, {next_name}: expected tensors that share all of their memory, or none")
 
 
 def _dtype(spec: TensorSpec) -> torch.dtype:

@@ -23,7 +23,7 @@ Weights: TypeAlias = "TreeWeights | ModuleWeights"  # a caller's weights at one 
 
 @fixed("version")
 class Publisher(Closing):
-    """The store's only writer; a context manager, for one thread at a time. Use `ParameterStore.publisher`.
+    """A store's only writer; a context manager, for one thread at a time. Made by `ParameterStore.publisher`.
 
     Attributes:
         version: the version of the store's last publish; 0 before the first.
@@ -37,7 +37,7 @@ class Publisher(Closing):
         self._closed = False
         self._inside: Inside = {}
         self.version = store.version
-        self._given: dict[str, NDArray[Any]] = {}  # each extra's last value
+        self._given: dict[str, NDArray[Any]] = {}  # by name: the last value of each extra
         self._stage(weights.staged())
 
     def _stage(self, row: NDArray[np.uint8]) -> None:
@@ -45,7 +45,7 @@ class Publisher(Closing):
         self._put(self._given)
         self._version_in_row = self._weights.layout.version_view(row)
         self._append = self._appender(row)
-        self._row = row  # last: if an interrupt comes earlier, the next publish stages again
+        self._row = row  # last, so that the next publish stages again after an earlier interrupt
 
     def _appender(self, row: NDArray[np.uint8]) -> Callable[[], None]:
         device_row, store = self._weights.device_row, self._store
@@ -64,10 +64,10 @@ class Publisher(Closing):
     def publish(self, /, weights: Any = OWN, **extras: Any) -> int:
         """Publishes the model's current weights as one unit.
 
-        For a module this is one copy and one atomic store. An accelerator makes the copy after all that its current
-        stream was asked for, and the call returns when the copy is complete. Tensors that replaced the module's, by
-        `.to(...)`, `load_state_dict(assign=True)` or assignment, are moved into the row and published. Arrays of a
-        mapping are first copied into one row.
+        For a module this is one copy and one atomic store. On an accelerator, the copy follows the work in its current
+        stream, and is complete when the call returns. Tensors that replaced the module's, by `.to(...)`,
+        `load_state_dict(assign=True)` or assignment, are moved into the row and published. Arrays of a mapping are
+        first copied into one row.
 
         Args:
             weights: arrays to publish instead of the publisher's own mapping (not for a module): NumPy's, JAX's, or any
@@ -80,17 +80,17 @@ class Publisher(Closing):
         Raises:
             LayoutMismatch: a tensor of the model was added or removed, or changed its name, shape or dtype.
             ValueError, TypeError: an extra is missing, unknown, of another shape or does not fit its dtype; or
-                `weights` hold a part that is no array, or are given to the publisher of a module.
+                `weights` have a part that is not an array, or are given to the publisher of a module.
             ClosedError, StaleHandle: the publisher or its store was closed, or this is a forked child.
             UsedByTwoThreads: another thread is publishing.
-            After an error, nothing was published and the extras are unchanged. If it came while an accelerator copied
-            the weights, the store lacks its oldest version until the next publish: with one slot, its only one.
+            After an error, nothing was published and the extras are unchanged. If it interrupted the copy from an
+            accelerator, the store lacks its oldest version (with one slot, its only one) until the next publish.
         """
         self._store.check_open()
         if self._closed:
             raise ClosedError("the publisher was closed")
         if self._claim.fd < 0:
-            raise StaleHandle("the publisher was made before a fork; the store has its parent as publisher")
+            raise StaleHandle("the publisher was made before this process was forked, and belongs to its parent")
         row = self._weights.staged(weights)
         if row is not self._row:
             self._stage(row)
@@ -117,13 +117,13 @@ class Publisher(Closing):
             self._extras[name][...] = value
 
     def close(self) -> None:
-        """Waits until no other thread publishes, then frees the store for a successor; the model stays usable."""
+        """Waits until no other thread publishes, then frees the store for another publisher; the model stays usable."""
         self._closed = True
         close_when_alone(self._claim, self._inside)
 
 
 class MirrorWriter(Closing):
-    """A mirror's only writer; a context manager, for one thread at a time. Use `ParameterStore.mirror_writer`."""
+    """A mirror's only writer; a context manager, for one thread at a time. Made by `ParameterStore.mirror_writer`."""
 
     def __init__(self, store: VersionedRows, lanes: NativeLanes, claimed: File) -> None:
         self._store = store
@@ -133,9 +133,9 @@ class MirrorWriter(Closing):
 
     @one_thread
     def put(self, row: NDArray[np.uint8]) -> bool:
-        """Publishes a row of the home store, uint8 [layout.nbytes], under the version that the row holds, as one unit.
+        """Publishes a row of the home store, uint8 [layout.nbytes], under the version in the row, as one unit.
 
-        Returns: whether the row was published; False if the mirror already has this version or a newer one.
+        Returns: True; False if the mirror already has this version or a newer one, and the row was not published.
 
         Raises:
             ValueError: the row has another size or dtype, or no version. ClosedError: the writer or store was closed.
@@ -152,5 +152,5 @@ class MirrorWriter(Closing):
         return version > newest
 
     def close(self) -> None:
-        """Waits until no other thread writes, then frees the mirror for a successor."""
+        """Waits until no other thread writes, then frees the mirror for another writer."""
         close_when_alone(self._claim, self._inside)

@@ -19,11 +19,11 @@ T = TypeVar("T")
 Mode = Literal["snapshot", "double_buffer", "triple_buffer"]
 SLOTS: dict[str, int] = {"snapshot": 1, "double_buffer": 2, "triple_buffer": 3}
 _MOST_SLOTS = 2**32
-_LONGEST_PAUSE_S = 1e-3  # between attempts to copy a row that the publisher overwrites
+_LONGEST_PAUSE_S = 1e-3  # between attempts to copy a row that the publisher keeps overwriting
 
 
 class VersionedRows(Shared):
-    """One lane whose rows are whole models. The version is the number of rows; a mirror's rows hold their versions."""
+    """A lane whose rows are whole models. A row's version is its number, or in a mirror the version in the row."""
 
     kind = "parameter store"
     _attaches_anew = True
@@ -42,7 +42,7 @@ class VersionedRows(Shared):
 
     @property
     def description(self) -> dict[str, Any]:
-        """The store's description, which `create_mirror` takes: a dict of JSON types."""
+        """The store's description for `create_mirror`: a dict of JSON types."""
         return {**self._segment.description}
 
     @property
@@ -58,17 +58,17 @@ class VersionedRows(Shared):
             return committed - 1, 0
         if not self.is_mirror:
             return committed - 1, committed
-        while True:  # repeated if a row was committed meanwhile; until then, the newest row is not overwritten
+        while True:  # repeats if a row was committed meanwhile; only then the row that was read may be overwritten
             version = self._version_at(committed - 1)
-            before, committed = committed, self._lanes.committed(0)
-            if committed == before:
+            previous, committed = committed, self._lanes.committed(0)
+            if committed == previous:
                 return committed - 1, version
 
     def _version_at(self, ticket: int) -> int:
         return self._versions.load(ticket % self.slots * (self.layout.nbytes // 8))
 
     def _ticket_of(self, version: int) -> int:
-        """Returns the only ticket that may hold a version; if a mirror lacks the version, the mirror's next ticket."""
+        """Returns the ticket of a version; the next ticket if a mirror lacks the version."""
         if not self.is_mirror:
             return version - 1
         committed = self._lanes.committed(0)
@@ -76,7 +76,7 @@ class VersionedRows(Shared):
         return next((ticket for ticket in held if self._version_at(ticket) == version), committed)
 
     def _whole(self, ticket: int) -> Callable[[], bool]:
-        """Returns a function that tells whether a ticket's row is still intact, so that all reads so far are valid."""
+        """Returns a function that returns whether a ticket's row is still whole, so that all reads so far are valid."""
         lapped = self._lanes.validator(np.zeros(1, np.int64), np.array([ticket]), np.zeros(1, np.uint8))
         return lambda: lapped(1) == 0
 
@@ -84,15 +84,15 @@ class VersionedRows(Shared):
         """Copies the newest row out of shared memory, whole, for a caller that moves rows and needs no model.
 
         Args:
-            copy: a function of the row in shared memory, uint8 [layout.nbytes], read-only, that must not keep the row;
-                called again with the newest row if the publisher overwrote the row during the call.
+            copy: a function of the row in shared memory, uint8 [layout.nbytes], read-only, which it must not keep. It
+                is called again, with the newest row, if the publisher overwrote the row during the call.
             timeout: seconds to keep trying.
 
         Returns: the version, and the result of `copy`.
 
         Raises:
-            NotEnoughData: no version was published yet. TimeoutError: every attempt was overwritten. ValueError: the
-            timeout is no number or negative.
+            NotEnoughData: no version was published yet. TimeoutError: in each attempt, the row was overwritten.
+            ValueError: the timeout is not a number, or negative.
         """
         check_timeout(timeout, or_none=False)
 
@@ -106,7 +106,7 @@ class VersionedRows(Shared):
         return self._until_whole(attempt, timeout)
 
     def copy_next(self, newer_than: int, copy: Callable[[NDArray[np.uint8]], T]) -> tuple[int, T] | None:
-        """Copies the oldest version after `newer_than` that the store still holds. The store must not be a mirror.
+        """Copies the oldest version after `newer_than` that the store still holds; not for mirrors.
 
         `copy` is as for `copy_newest`, and must not return None.
 
@@ -120,14 +120,13 @@ class VersionedRows(Shared):
         return None
 
     def _copy_of(self, ticket: int, copy: Callable[[NDArray[np.uint8]], T]) -> T | None:
-        """Returns the result of `copy` for a ticket's row, or None if the row was overwritten during the call."""
         is_whole, row = self._whole(ticket), self.slot_array(ticket % self.slots)
         row.flags.writeable = False
         copied = copy(row)
         return copied if is_whole() else None
 
     def _until_whole(self, attempt: Callable[[], T | None], timeout: float) -> T:
-        """Returns the first result of `attempt` except None, which means an overwritten row. Raises TimeoutError."""
+        """Calls `attempt` until it returns a result; None means that the row was overwritten. Raises TimeoutError."""
         deadline = monotonic() + timeout
         pause, attempts = 0.0, 1
         while (result := attempt()) is None:
@@ -144,7 +143,7 @@ class VersionedRows(Shared):
     def wait(self, newer_than: int, timeout: float) -> bool:
         """Sleeps until the store's version exceeds `newer_than`, at most `timeout` seconds; returns whether it does.
 
-        Raises ValueError if the timeout is no number or negative.
+        Raises ValueError if the timeout is not a number, or negative.
         """
         check_timeout(timeout, or_none=False)
         most = 1 if self.is_mirror else newer_than + 1  # one row of a mirror may bring many versions
@@ -161,7 +160,7 @@ class VersionedRows(Shared):
         return torch.from_numpy(self.slot_array(slot))
 
     def slot_array(self, slot: int) -> NDArray[np.uint8]:
-        """Returns a slot's row in shared memory, unvalidated, uint8 [layout.nbytes]; only the publisher may write."""
+        """Returns a slot's row in shared memory, uint8 [layout.nbytes], perhaps torn; only the publisher may write."""
         self.check_open()
         if not 0 <= slot < self.slots:
             raise ValueError(f"slot: expected 0 to {self.slots - 1}, got {slot!r}")

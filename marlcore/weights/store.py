@@ -3,8 +3,8 @@
 A store is one lane whose rows are whole models: publishing appends a row, readers use the newest row, and the version
 is the lane's committed count. Readers validate every read, whatever the number of slots.
 
-A mirror is a copy of a home store, for example on another node. It may lack some of the home store's rows, so each row
-holds its version.
+A mirror is a copy of a store, its home store, for example on another node. It may lack some of the home store's rows,
+so each row holds its version.
 """
 
 import os
@@ -37,14 +37,14 @@ Model: TypeAlias = "torch.nn.Module | Mapping[Any, Any] | Sequence[Any] | NDArra
 class ParameterStore(VersionedRows):
     """Versions of one model's weights in shared memory: one publisher, any number of subscribers, no locks.
 
-    Make it with `create` and pass it, or its `handle`, to other processes: unpickling a ParameterStore attaches to the
-    same memory; a forked child's first use does so too.
+    Make it with `create` and pass it, or its `handle`, to other processes: an unpickled ParameterStore attaches to the
+    same memory, as does a forked child's at its first use.
 
     A model is a torch module, a mapping of arrays by name, or one array. Mappings may nest, and hold lists and tuples;
-    their arrays may be tensors, such as the adapters among a module's parameters. A module that torch.compile or
-    DistributedDataParallel wraps counts as the module inside. A row holds the extras and, in their own dtypes, a
-    mapping's arrays or a module's parameters and buffers: tied tensors once, non-persistent buffers too. With n slots,
-    a read that still lasts when the n-th later publish begins is discarded.
+    their arrays may be tensors, such as some of a module's parameters. A module wrapped by torch.compile or
+    DistributedDataParallel is stored like the module inside. A row holds the extras and, in their own dtypes, a
+    mapping's arrays or a module's parameters and buffers: tied tensors once, non-persistent buffers, too. With n slots,
+    a read that has not ended when the n-th later publish begins is discarded.
 
     Attributes:
         mode: "snapshot" (1 slot), "double_buffer" (2) or "triple_buffer" (3); or the number of slots.
@@ -110,7 +110,7 @@ class ParameterStore(VersionedRows):
             ValueError: an argument is out of range, or `description` is not a store's. SharedMemoryFull: no room for
                 the mirror.
         """
-        if slots_of(mode) < 2:  # a reader of the version must never meet the row that is being written
+        if slots_of(mode) < 2:  # otherwise a version could be read from a row that is being written
             raise ValueError(f"mode: expected at least two slots for a mirror, got {mode!r}")
         try:
             layout = RowLayout.from_dict(dict(description))
@@ -127,7 +127,7 @@ class ParameterStore(VersionedRows):
         description = {"kind": cls.kind, **about, "is_mirror": is_mirror, **layout.to_dict()}
 
         def fill(put: Put) -> None:
-            # committed, reserved: the window of whole rows, [reserved - capacity, committed), is empty.
+            # committed and reserved, such that the window of whole rows, [reserved - capacity, committed), is empty
             counters = np.array([begins_after, begins_after + geometry.capacity], np.int64)
             put(geometry.counters_offset(0), counters.view(np.uint8))
 
@@ -137,7 +137,7 @@ class ParameterStore(VersionedRows):
         """Returns the publisher, which this process holds exclusively until it closes the publisher or dies.
 
         A module's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. A
-        mapping stays as it is. A later publisher continues the numbers of the versions.
+        mapping stays as it is. Later publishers continue the version numbers.
 
         Raises:
             LaneBusy: the store has a living publisher. LayoutMismatch: the model has other tensors than the store.
@@ -172,7 +172,7 @@ class ParameterStore(VersionedRows):
 
         Raises:
             LayoutMismatch: the model has other tensors than the store.
-            ValueError, TypeError: an array of a mapping is read-only, or is no NumPy array; or NumPy lacks a dtype.
+            ValueError, TypeError: an array of a mapping is read-only or not a NumPy array, or NumPy lacks a dtype.
         """
         self.check_open()
         if local_model is None:
@@ -187,6 +187,6 @@ def _kind_of(model: Any, loads: bool = False) -> Any:
         return LoadedWeights
     if not hasattr(model, "named_modules"):
         raise TypeError(f"model: expected a torch module or a mapping of arrays, got {brief(model)}")
-    from .modules import ModuleWeights  # which imports torch
+    from .modules import ModuleWeights  # imports torch
 
     return ModuleWeights

@@ -1,4 +1,4 @@
-"""The reading end of a store: it copies the newest weights into a local model, or lends them in place."""
+"""The reading end of a store: copies the newest weights into a local model, or lends them in place."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,8 +22,8 @@ class InPlaceView:
 
     Attributes:
         version: the weights' version.
-        tensors: a module's tensors by all their names, for `torch.func.functional_call`; a mapping's arrays, read-only
-            and nested like the mapping. Both are the publisher's memory: do not write to it, as a BatchNorm in training
+        tensors: a module's tensors by name, for `torch.func.functional_call`; or a mapping's arrays, read-only and
+            nested like the mapping. They are the publisher's memory: do not write to it, as a BatchNorm in training
             mode would.
         extras: copies of the extras by name, as floats and arrays.
     """
@@ -34,18 +34,18 @@ class InPlaceView:
     _whole: Callable[[], bool]
 
     def valid(self) -> bool:
-        """Returns whether all reads so far, even of extras, were of this version; final at the `with` block's end."""
+        """Returns whether all reads so far, also of extras, were of this version. The `with` block's end settles it."""
         return self._whole()
 
 
 @fixed("version", "extras")
 class Subscriber:
-    """Keeps a local model up to date, for one thread at a time. Use `ParameterStore.subscriber`.
+    """Keeps a local model up to date, for one thread at a time. Made by `ParameterStore.subscriber`.
 
     Attributes:
         version: the version of the local model's weights; 0 before the first pull.
-        extras: the extras of that version by name: a float for shape () (the result of `item` for other dtypes),
-            otherwise an array; empty before the first pull.
+        extras: the extras of that version by name: a Python scalar for shape (), otherwise an array; empty before the
+            first pull.
     """
 
     def __init__(self, store: VersionedRows, lanes: NativeLanes, local: Weights) -> None:
@@ -60,12 +60,12 @@ class Subscriber:
         invalidate_after_fork(self)
 
     def forked(self) -> None:
-        """Makes the first pull in a forked child attach to the store anew; the local model is the child's copy."""
+        """Makes the first pull in a forked child attach to the store again; the local model is the child's copy."""
         at_first_use(self._inside, self._store.check_open)
 
     @property
     def weights(self) -> Any:
-        """The local model; without one, the version's tensors by name: read-only arrays, valid until the next pull."""
+        """The local model; without one, read-only arrays of the tensors by name, valid until the next pull."""
         return self._local.weights
 
     @property
@@ -75,7 +75,7 @@ class Subscriber:
 
     @one_thread
     def pull(self, *, timeout: float = 1.0) -> bool:
-        """Copies the newest weights into the local model, whole or not at all; returns False if none are newer.
+        """Copies the newest weights into the local model, whole or not at all; returns False if it has them already.
 
         Do not pull between a forward pass and its backward pass: autograd does not notice that weights changed. Do not
         keep views of a module's tensors (`.data`, `state_dict()`) over a pull: it may move the tensors to another row.
@@ -84,9 +84,9 @@ class Subscriber:
             timeout: seconds to keep trying while the publisher overwrites the row being copied.
 
         Raises:
-            TimeoutError: every attempt was overwritten. LayoutMismatch: a tensor of the local model was added or
-            removed, or changed its name, shape or dtype. UsedByTwoThreads: another thread is pulling. ValueError: the
-            timeout is no number or negative. After any of these, the model is unchanged.
+            TimeoutError: in each attempt, the row was overwritten. LayoutMismatch: a tensor of the local model was
+            added or removed, or changed its name, shape or dtype. UsedByTwoThreads: another thread is pulling.
+            ValueError: the timeout is not a number, or negative. After any of these, the model is unchanged.
         """
         check_timeout(timeout, or_none=False)
         if self._store.version == self.version:
@@ -100,9 +100,9 @@ class Subscriber:
         """Copies this version into the local model, whole or not at all.
 
         Args:
-            version: one of the last published; the store holds as many versions as it has slots.
+            version: one of the last published versions; the store holds as many as it has slots.
 
-        Returns: False if the version was overwritten or is still to come; the model is then unchanged.
+        Returns: True; False if the version was overwritten or not published yet, and the model is unchanged.
 
         Raises LayoutMismatch and UsedByTwoThreads as `pull` does.
         """
@@ -123,13 +123,13 @@ class Subscriber:
         if arrays is not self._arrays:
             self._readers = [self._lanes.newest_reader(0, array) for array in arrays]
             self._row_extras = [self._local.layout.extra_views(array) for array in arrays]
-            self._arrays = arrays  # last: if an interrupt comes earlier, the next pull begins anew
+            self._arrays = arrays  # last, so that the next pull makes all again after an earlier interrupt
         return self._local.turn - 1
 
     def _take(self, idle: int, version: int) -> None:
         self._local.load()
         if self._local.device_row is not None:
-            self._local.device_row.settle()  # for users of other streams than the current one
+            self._local.device_row.settle()  # for users of other streams
         self.extras = _copied(self._row_extras[idle])
         self.version = version
 
@@ -143,14 +143,14 @@ class Subscriber:
         return version
 
     def _get_newest(self) -> int | None:
-        """Does what a reader of `_readers` does, for a model on an accelerator."""
+        """Reads the newest row as `_readers` do, but for a model on an accelerator."""
         committed = self._lanes.committed(0)
         return committed if committed == 0 or self._get(committed - 1) else None
 
     def _get(self, ticket: int) -> bool:
-        """Copies a ticket's row, with the weights to the accelerator; returns whether no writer overwrote it."""
+        """Copies a ticket's row, its weights to the accelerator; returns False if the row was overwritten meanwhile."""
         is_whole, slot = self._store._whole(ticket), self._store.slot_array(ticket % self._store.slots)
-        if not is_whole():  # so that a try while a snapshot's only slot is written costs no copy
+        if not is_whole():  # saves a copy while a snapshot's only slot is being written
             return False
         assert self._local.device_row is not None
         self._local.device_row.get(slot)
@@ -164,7 +164,7 @@ class Subscriber:
 
     @contextmanager
     def in_place(self) -> Iterator[InPlaceView]:
-        """Lends the newest weights without a copy. After reading, discard the result unless `view.valid()` is True.
+        """Lends the newest weights without a copy. Discard results computed from them unless `view.valid()` is True.
 
         Raises NotEnoughData if no version was published yet.
         """
@@ -181,7 +181,7 @@ class Subscriber:
             yield view
         finally:
             final = view.valid()
-            view._whole = lambda: final  # later changes of the slot do not matter
+            view._whole = lambda: final  # later changes of the slot do not count
 
 
 def _copied(extras: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

@@ -15,19 +15,19 @@ from ..errors import LayoutMismatch
 from .layout import OWN, RowLayout, TensorSpec
 
 Arrays = dict[str, NDArray[Any]]
-ALONE = ""  # the name of a single array, the path of no key
+ALONE = ""  # the name of a single array
 
 
 class TreeWeights:
-    """The arrays of a mapping, whose values may also be mappings, lists, tuples, or None for no array; or one array.
+    """Weights given as a mapping of arrays, or as one array. Has the same methods as ModuleWeights.
 
-    An array's name is the path to it, joined by ".": "layers.0.bias". The mapping is read at each call, so its arrays
-    may be replaced. Their names must match the layout's, in any order. With `fill`, rows are copied into the arrays.
-    ModuleWeights has the same methods.
+    The mapping's values may also be mappings, lists, tuples, or None. An array's name is the path to it, joined by ".":
+    "layers.0.bias". The mapping is read at each call, so its arrays may be replaced. Their names must match the
+    layout's, in any order. With `fill`, rows are copied into the arrays.
 
     Raises:
         LayoutMismatch: an array is missing or superfluous, or has another shape or dtype.
-        TypeError, ValueError: a part is no array, or `fill` cannot write to it.
+        TypeError, ValueError: a part is not an array or, with `fill`, cannot be written to.
     """
 
     device_row = None
@@ -48,12 +48,12 @@ class TreeWeights:
 
     @staticmethod
     def specs(tree: Any) -> tuple[TensorSpec, ...]:
-        """Returns the specs of a mapping's arrays, in its order. Raises TypeError, ValueError if a part is no array."""
+        """Returns the specs of a mapping's arrays, in its order. Raises TypeError or ValueError for other values."""
         arrays = _arrays_of(tree, _array)
         return tuple(TensorSpec(name, array.shape, array.dtype.name) for name, array in arrays.items())
 
     def staged(self, weights: Any = OWN) -> NDArray[np.uint8]:
-        """Copies the mapping's current arrays, or `weights`, into a row in host memory; leaves out the extras."""
+        """Copies the mapping's current arrays, or `weights`, into a row in host memory, and returns the row."""
         if weights is not OWN and not is_tree(weights):
             raise TypeError(f"weights: expected a mapping of arrays, got {brief(weights)}")
         arrays = self._arrays(self.weights if weights is OWN else weights)
@@ -62,14 +62,14 @@ class TreeWeights:
         return self._rows[0]
 
     def rows(self) -> list[NDArray[np.uint8]]:
-        """Returns the one or two rows in host memory that pulls fill, by turns, before they call `load`."""
+        """Returns the rows in host memory, one or two, which pulls fill in turn before they call `load`."""
         return self._rows
 
     def load(self) -> None:
         """Copies the row's weights into the caller's arrays; after an error, nothing was copied."""
         arrays = self._arrays(self.weights)
         filled = [arrays[name] for name in self._places]
-        # In one call of C, in which no signal is handled: an exception in a loop of Python would leave two versions.
+        # One C call, in which no signal is handled: an exception between two arrays would leave a mixture of versions.
         put: Callable[[Any, Any, Any], None] = setitem
         deque(map(put, filled, repeat(...), self._places.values()), maxlen=0)
 
@@ -81,7 +81,7 @@ class TreeWeights:
 
     def named(self, views: Arrays) -> Any:
         """Returns `views` as read-only arrays, nested like the caller's mapping."""
-        self._arrays(self.weights)  # raises LayoutMismatch: the mapping was changed
+        self._arrays(self.weights)  # raises LayoutMismatch if the mapping was changed
 
         def readable(name: str, _: Any) -> NDArray[Any]:
             view = views[name][...]
@@ -127,7 +127,7 @@ class RowWeights(TreeWeights):
 
 
 class LoadedWeights(RowWeights):
-    """Calls an object's method `load` in each pull, with read-only arrays by the tensors' names."""
+    """Calls an object's method `load` in each pull, with read-only arrays by name."""
 
     def __init__(self, local: Any, layout: RowLayout, fill: bool) -> None:
         super().__init__(layout)
@@ -143,7 +143,7 @@ def _label(name: str) -> str:
 
 
 def is_tree(weights: Any) -> bool:
-    """Whether these are weights of this kind: arrays in mappings, lists or tuples, or a single array."""
+    """Whether the weights are arrays in mappings, lists or tuples, or a single array."""
     return isinstance(weights, (Mapping, list, tuple)) or hasattr(weights, "__array__")
 
 
@@ -160,13 +160,13 @@ def _arrays_of(tree: Any, array_of: Callable[[str, Any], NDArray[Any]]) -> Array
 
 
 def _mapped(function: Callable[[str, Any], Any], tree: Any, name: str = "") -> Any:
-    before = f"{name}." if name else ""
+    prefix = f"{name}." if name else ""
     if tree is None:
         return None
     if isinstance(tree, Mapping):
-        return {key: _mapped(function, part, f"{before}{key}") for key, part in tree.items()}
+        return {key: _mapped(function, part, f"{prefix}{key}") for key, part in tree.items()}
     if isinstance(tree, (list, tuple)):
-        parts = [_mapped(function, part, f"{before}{index}") for index, part in enumerate(tree)]
+        parts = [_mapped(function, part, f"{prefix}{index}") for index, part in enumerate(tree)]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     return function(name, tree)
 

@@ -282,7 +282,7 @@ def test_each_evaluation_that_falls_due_is_made_or_counted(
     path = train(tmp_path, env_fn, DQN, mode="async", evaluation=settings).run_dir
     made, skipped = len(evaluations(path)), evaluations(path, "eval_skipped")[-1][1]
     assert made + skipped == 5 and (skipped == 0) == wait
-    assert (f"evaluation: {skipped:g} that fell due every 125 steps were skipped" in caplog.text) == (not wait)
+    assert (f"evaluation: {skipped:g} evaluations, due every 125 steps, were skipped" in caplog.text) == (not wait)
 
 
 def test_a_restarted_evaluator_goes_on_counting_what_it_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_a_learner_continues_its_predecessor_of_another_machine(scene: Scene) ->
     begun = until(lambda: (told := status(second)).ready and told)
     assert begun.updates >= before and begun.version > 10**6 and begun.address == 2
     failed = until(lambda: first.beat(learners.LearnerOrders(10, [0])).failed)
-    assert "another learner has taken this policy over" in failed.traceback
+    assert "another learner has taken over this policy" in failed.traceback
     until(lambda: status(second).updates > begun.updates + 20)
     last = until(lambda: (told := status(second, stopping=True, finishing=True)).done and told)
     assert scene.saved == last.updates and load_checkpoint(scene.hold.checkpoint)["version"] == last.version

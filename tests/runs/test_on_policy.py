@@ -259,7 +259,7 @@ def test_options_of_memory_without_memory_are_told(caplog: pytest.LogCaptureFixt
 
 def test_a_run_shorter_than_a_batch_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(tmp_path, CARTPOLE, mc.PPO(), mode="serial", total_steps=50)
-    assert "the algorithm's batch_size: agent_0 takes 50 of the 50 steps, and learns only with 2048" in caplog.text
+    assert "the algorithm's batch_size: agent_0 takes 50 of the 50 steps, fewer than the 2048 that" in caplog.text
 
 
 SPREAD = "pettingzoo-parallel:mpe2.simple_spread_v3"

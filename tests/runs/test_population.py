@@ -71,7 +71,7 @@ def test_losers_take_weights_and_settings_of_winners(tmp_path: Path, caplog: pyt
     rows = lineage(tmp_path)
     assert [member.steps for member in members] == [60] * 4 and len(rows) == 12
     assert members == sorted(members, key=lambda member: -member.score) and "interval: " not in caplog.text
-    assert caplog.text.count("it will learn nothing in them") == 1
+    assert caplog.text.count("that it needs to begin to learn") == 1
     origin, now = {number: number for number in range(4)}, dict[str, float]()
     for i, row in enumerate(rows):
         now[row["member"]] = float(row["algorithm.learning_rate"])

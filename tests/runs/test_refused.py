@@ -119,7 +119,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "policies: expected the team 'team' in place of its member, got": lambda: {
         "algorithm": "vdn", "policies": {"agent_0": "a"}
     },
-    "exploration.script: expected None, since rows of R2D2, the algorithm of 'agent_0', hold its ": lambda: {
+    "exploration.script: expected None for 'agent_0', since a script cannot compute ": lambda: {
         "env_fn": "recall", "algorithm": "r2d2", "exploration": {"script": "arena:weak"}
     },
     "exploration.script: expected a function of an observation, or a class or object with a method act": lambda: {

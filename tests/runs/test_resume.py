@@ -168,7 +168,7 @@ def test_a_resumed_run_says_that_its_replays_were_not_saved(tmp_path: Path, capl
     train(tmp_path, HUNT, total_steps=420, resume=True)
     assert caplog.messages == ["resume: replays were not saved (replay.save): empty at first for agent_0, agent_1"]
     train(tmp_path, HUNT, total_steps=440, resume=True)
-    assert "learner.warmup: agent_0 takes 10 of the 20 steps that are left, and learns only with 51: it" in caplog.text
+    assert "learner.warmup: agent_0 takes 10 of the 20 steps that are left, fewer than the 51 that" in caplog.text
 
 
 def test_a_configuration_is_read_back_as_it_was(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ DESCRIBED = {
     "environment: expected one that can be imported": {"env": "mine:ways.<locals>.<lambda>"},
     "hyperparameter tau: <function decay> cannot be": {"hyperparameters": {"tau": {"repr": "<function decay>"}}},
     "colour": {"hyperparameters": {"colour": 1}},
-    "option cells: {1, 2} cannot be made again": describe(
+    "option cells: {1, 2} cannot be recreated": describe(
         mc.NamedEnvironment("treasure_hunt", {"cells": {1, 2}}), POLICIES, mc.Config()
     ),
 }

@@ -31,7 +31,7 @@ def trained(folder: Path, env_fn: Any, total_steps: int = 300, **changes: Any) -
 @MODES
 def test_a_run_is_watched_asked_and_stopped(tmp_path: Path, mode: str) -> None:
     run = start(tmp_path, HUNT, mode=mode)
-    with pytest.raises(TimeoutError, match="the run goes on"):
+    with pytest.raises(TimeoutError, match="the run has not ended"):
         run.wait(0.01)
     past(run, 500)
     status = run.status()

@@ -184,8 +184,8 @@ def test_a_metric_that_never_comes_is_told_once(caplog: pytest.LogCaptureFixture
     assert met_at(never, *[5] * 3000) is None
     met_at(StopConfig(metric="a/eval_retrun", threshold=3), 1, 2, name="eval_return")
     assert [record.getMessage() for record in caplog.records] == [
-        "stop.metric: no 'episode_retrun' yet; did you mean episode_return?; these came: episode_return",
-        "stop.metric: no 'a/eval_retrun' yet; did you mean a/eval_return?; these came: eval_return, eval_s",
+        "stop.metric: no 'episode_retrun' yet; did you mean episode_return?; these metrics came: episode_return",
+        "stop.metric: no 'a/eval_retrun' yet; did you mean a/eval_return?; these metrics came: eval_return, eval_s",
     ]
 
 

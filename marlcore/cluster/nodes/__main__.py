@@ -15,7 +15,7 @@ from ...errors import WorkerFailed
 from ...processes import EARLY, Children, Control, end_with_parent
 from ...run import POLL_S, Memory, RunSpec, grace_of, resume_actors, supervisor_of
 
-GRACE_S = 5.0  # the time that actors have to end by themselves
+GRACE_S = 5.0  # seconds in which actors must end by themselves
 
 
 def supervise(spec: RunSpec, memory: Memory) -> None:

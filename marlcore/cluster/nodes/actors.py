@@ -62,7 +62,7 @@ class ActorNode:
         """
         config = spec.config
         self._crew = crew = crews(config)[1 + seat]
-        self._episodes = dict.fromkeys(crew.names, (0, 0))  # episodes of dead processes, and the newest count
+        self._episodes = dict.fromkeys(crew.names, (0, 0))  # by actor: episodes of dead processes, and the newest count
         self._control = stack.enter_context(Control.create([*crew.names, OTHERS, EVALUATOR]))
         self._telemetry = stack.enter_context(Telemetry.create(crew.names))
         for name, steps in zip(crew.names, dealt(taken, [0] * crew.count, [1] * crew.count), strict=True):
@@ -131,11 +131,11 @@ class ActorNode:
         return next((uplink.relay.error for uplink in self._uplinks if uplink.relay.error is not None), None)
 
     def _ended(self, actor: str) -> int:
-        """Returns the number of an actor's ended episodes, over all its processes; each process counts from 0."""
-        count, (before, last) = self._control.workers[actor].load(EPISODES), self._episodes[actor]
-        before += last if count < last else 0
-        self._episodes[actor] = before, count
-        return before + count
+        """Returns the number of an actor's ended episodes, over all its processes, each of which counts from 0."""
+        count, (earlier, last) = self._control.workers[actor].load(EPISODES), self._episodes[actor]
+        earlier += last if count < last else 0
+        self._episodes[actor] = earlier, count
+        return earlier + count
 
     def _figures(self) -> dict[str, float]:
         stats = [uplink.relay.stats for uplink in self._uplinks]

@@ -20,22 +20,22 @@ from ...processes import failure_of
 from .actors import Status
 from .program import SUPERVISOR
 
-LOOK_S = 0.2  # between the thread's looks at the agent's state
-ABANDONED_S = 30.0  # an agent ends if it does not hear from the controller for this time, or for 10 leases if longer
-SWEEPS = 10  # the sweeps that remove a lost agent's segments
+LOOK_S = 0.2  # seconds between the thread's checks of the agent's state
+ABANDONED_S = 30.0  # seconds without a call from the controller after which an agent ends; at least 10 leases
+SWEEPS = 10  # number of sweeps that remove a lost agent's segments
 
 
 class Agent:
     """A machine's agent.
 
-    `begin` returns at once; a thread makes the machine's part of the run. If a relay of that part fails, or if the
+    `begin` returns at once; a thread makes the machine's part of the run. If a relay of this part fails, or if the
     controller falls silent, the thread ends the part and this process.
     """
 
     def __init__(self) -> None:
         sweep()
         self._lock = threading.Lock()
-        self._making = threading.Lock()  # held while the thread makes the run's part: `end` waits for its segments
+        self._making = threading.Lock()  # held while the thread makes the run's part, so that `end` waits for this
         self._stack = ExitStack()  # of the run's part
         self._node: Any = None  # an ActorNode or a LearnerNode
         self._failed: WorkerFailed | None = None
@@ -43,13 +43,13 @@ class Agent:
         self._heard = time.monotonic()
 
     def check(self, path: list[str], trial: bytes) -> dict[str, Any]:
-        """Runs the trial that checks this machine; returns facts about this process, and "error", the trial's error."""
+        """Runs the trial that checks this machine; returns facts about this process, and the trial's "error" or ""."""
         sys.path += [entry for entry in path if entry not in sys.path]
         found = {"pid": os.getpid(), "began": began(os.getpid()), "version": __version__, "nice": os.nice(0)}
         try:
             pickle.loads(trial)()
             return found | {"error": ""}
-        except Exception as error:  # the environment's own code may raise anything
+        except Exception as error:  # the environment may raise anything
             return found | {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
 
     def begin(self, make: bytes, orders: Any, lease_s: float) -> None:
@@ -82,10 +82,9 @@ class Agent:
             time.sleep(LOOK_S)
             if node.error is not None or time.monotonic() - self._heard > abandoned_s:
                 self.end()
-                os._exit(1)  # the controller has given this agent up
+                os._exit(1)  # the controller has given up this agent
 
     def _made(self, make: Callable[[ExitStack, Any], Any], orders: Any) -> Any:
-        """Makes and returns the run's part; returns None after a failure, which `beat` reports."""
         try:
             with ExitStack() as stack:
                 node = make(stack, orders)
@@ -94,28 +93,28 @@ class Agent:
             return node
         except (ConnectionError, Fenced) as error:
             self._failed = WorkerFailed(SUPERVISOR, "death", str(error))  # counts as a lost agent, which is replaced
-        except Exception as error:  # the algorithm's own code may raise anything
+        except Exception as error:  # the algorithm may raise anything
             self._failed = failure_of("agent", error)
         return None
 
 
 def make_once(env_fn: Callable[[], Any]) -> None:
-    """Makes an environment and closes it: a trial that fails if this machine cannot make the environment."""
+    """Makes an environment and closes it, to check that this machine can."""
     vectorize(env_fn, 1).close()
 
 
 def began(pid: int) -> str:
-    """Returns a process's start time, to tell it from a later process with the same pid; "" if it does not exist."""
+    """Returns a process's start time, which distinguishes it from later processes with its pid; "" if it is gone."""
     with suppress_failed_calls():
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return ""
 
 
-def clean_up(pid: int, its_beginning: str) -> None:
+def clean_up(pid: int, start_time: str) -> None:
     """Kills a lost agent on this machine and removes its segments; the kernel kills the agent's workers with it."""
-    if its_beginning and began(pid) == its_beginning:
+    if start_time and began(pid) == start_time:
         with suppress_failed_calls(errno.ESRCH):
             os.kill(pid, signal.SIGKILL)
     for _ in range(SWEEPS):
-        time.sleep(LOOK_S)  # for the kernel to end the processes
+        time.sleep(LOOK_S)  # the kernel needs time to end the processes
         sweep()

@@ -17,7 +17,7 @@ from .placements import ActorPlacement, LearnerPlacement, Placement, PlacementCo
 from .ray_cluster import AgentLost, RayCluster
 from .uplink import Uplink, serve, start_porter
 
-LOOK_S = 1.0  # between looks for machines
+LOOK_S = 1.0  # seconds between searches for free machines
 
 
 class Controller(Remote):
@@ -27,7 +27,7 @@ class Controller(Remote):
         self, stack: ExitStack, cluster: RayCluster, spec: RunSpec, memory: Memory, control: Control,
         telemetry: Telemetry, uplinks: Mapping[str, Uplink],
     ) -> None:  # fmt: skip
-        """`uplinks` has, by policy, this machine's uplink to each learner that is on another machine."""
+        """`uplinks`: by policy, this machine's uplink to a learner on another machine."""
         self._cluster, self._control, self._uplinks = cluster, control, uplinks
         self._config = config = spec.config
         self._looked = self._ticked = self._patient_until = 0.0
@@ -54,7 +54,7 @@ class Controller(Remote):
             for number, policy in enumerate(apart, seats)
         ]
         self._seats: list[Placement] = [*self.actors, *self.learners]
-        for agent in cluster.agents:  # RayCluster has checked them
+        for agent in cluster.agents:  # they have checked their machines
             next(seat for seat in self._seats if seat.role is agent.role and seat.agent is None).begin(agent)
         self._deal()
 
@@ -70,13 +70,13 @@ class Controller(Remote):
 
     def tick(self) -> None:
         now, lease = time.monotonic(), self._config.cluster.lease_seconds
-        if now - self._ticked > lease / 2:  # this process was held up, and read no agent's answer meanwhile
+        if now - self._ticked > lease / 2:  # this process was stopped, and read no answers meanwhile
             self._patient_until = now + lease
         self._ticked = now
         for seat in self._seats:
             try:
                 seat.poll()
-            except (AgentLost, Fenced, ValueError) as error:  # ValueError: its machine cannot do the work
+            except (AgentLost, Fenced, ValueError) as error:  # ValueError: the machine cannot do the work
                 seat.lose(str(error))
         if now >= self._patient_until:
             for number in self._leases.expire():
@@ -84,7 +84,7 @@ class Controller(Remote):
         for name, uplink in self._uplinks.items():
             try:
                 uplink.check()
-            except Exception as error:  # of a relay or a mirror, which ended
+            except Exception as error:  # the exception that ended a relay or a mirror
                 raise failure_of(f"rows and weights of {name}", error) from error
         self._fill()
         self._deal()
@@ -97,7 +97,7 @@ class Controller(Remote):
         return max(self._uplinks[policy].mirror.version, *(status.versions.get(policy, 0) for status in answers), 0)
 
     def _fill(self) -> None:
-        """Starts an agent for each empty seat if a machine is free, such as a machine that has just joined."""
+        """Starts an agent for each empty seat for which a machine is free, for example one that has just joined."""
         control, seats = self._control, self._seats
         if control.stopping:
             seats = [*self.learners] if control.finishing else []
@@ -112,7 +112,7 @@ class Controller(Remote):
                 seat.say_waiting()
 
     def _deal(self) -> None:
-        """Divides the run's steps among the working nodes anew, if the set of these nodes has changed."""
+        """Divides the run's steps again if the set of working nodes has changed."""
         working = [seat.name for seat in self.actors if seat.agent is not None]
         if working != self._dealt_to:
             self._dealt_to = working

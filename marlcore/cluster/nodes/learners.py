@@ -24,7 +24,7 @@ class LearnerOrders:
     """The controller's message to a learner's machine."""
 
     steps: int  # of the run so far
-    ended: Sequence[int]  # by seat, the last epoch whose lease has ended
+    ended: Sequence[int]  # by seat: the last epoch whose lease has ended
     stopping: bool = False
     finishing: bool = False  # whether to stop after the updates that are due
 
@@ -50,9 +50,9 @@ class LearnerNode:
     ) -> None:  # fmt: skip
         """Makes the machine's part of the run.
 
-        `spec` has this policy alone; `share` is the policy's share of the run's steps; `hold` is the right to write the
+        `spec` has only this policy; `share` is its share of the run's steps; `hold` is the right to write the
         checkpoint; `version` is the highest version of the weights on any machine; `elapsed` is the run's seconds so
-        far. Raises SharedMemoryFull; Fenced if the policy has a later learner; ValueError as `create_transitions`.
+        far. Raises SharedMemoryFull; Fenced if the policy has a later learner; ValueError as `create_transitions` does.
         """
         (policy,), (self._name,), config = spec.policies, spec.learners, spec.config
         about = {"policies": {policy.name: {"share": share}}}
@@ -68,7 +68,7 @@ class LearnerNode:
     def _memory(
         self, stack: ExitStack, policy: AssignedPolicy, config: Config, hold: Hold, version: int, began: float
     ) -> Memory:
-        """Makes the policy's shared memory. The next weights have a version above `version` and all saved versions."""
+        """Makes the policy's shared memory, in which versions of weights exceed `version` and all saved versions."""
         saved = hold.checkpoint.with_suffix(".replay")
         hold.begin()
         version = max(version, load_checkpoint(hold.checkpoint).get("version", 0))
@@ -100,7 +100,7 @@ class LearnerNode:
         """Takes new orders; returns the status, with metrics since the last call."""
         self._order(orders)
         (policy,), counters = self._control.tallies, self._control.workers[self._name]
-        done = counters.load(DONE) != 0  # read first: if it is set, the values read below are final
+        done = counters.load(DONE) != 0  # read first, since the values below are final once it is set
         return LearnerStatus(
             restarts=self._control.notes[self._name].load(RESTARTS),
             done=done,

@@ -1,4 +1,4 @@
-"""Placements: the controller's side of other machines' agents. A placement calls its agent, and replaces a lost one."""
+"""Placements: the controller's side of agents on other machines. A placement calls its agent and replaces lost ones."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from .ray_cluster import START_S, AgentHandle, AgentLost, Machine, RayCluster, R
 from .uplink import Address, Uplink
 
 BEATS_A_LEASE = 8  # calls of `beat` per `lease_seconds`, so that a lease survives some late calls
-BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0  # before the next agent; doubled after each agent that did no work
-FIGURES_S = 1.0  # between reports of the metrics of a node's uplinks
+BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0  # seconds before the next agent; doubled after each agent that did no work
+FIGURES_S = 1.0  # seconds between reports of the metrics of a node's uplinks
 
 log = logging.getLogger(__name__)
 
@@ -44,19 +44,19 @@ class PlacementContext:
     memory: Memory
     control: Control
     telemetry: Telemetry
-    stores: Mapping[str, ParameterStore]  # of weights on this machine, by policy
-    addresses: dict[str, Address | None]  # of learners, by policy; None: on no machine
+    stores: Mapping[str, ParameterStore]  # by policy: the weights on this machine
+    addresses: dict[str, Address | None]  # by policy: the learner's address, None while it is on no machine
     opponents: WeightsLink | None  # the link to the pool of opponents, in self-play
     results: Telemetry | None  # of games, in self-play
 
 
 class Placement(ABC):
-    """A place for an agent. The place has the name of a worker of the run, and keeps that worker's counters."""
+    """A place for an agent. It has the name of a worker of the run, and keeps this worker's counters."""
 
-    loss = ""  # the log's words for the consequence of a lost agent
+    loss = ""  # the consequence of a lost agent, in words, for the log
 
     def __init__(self, name: str, number: int, role: Role, context: PlacementContext) -> None:
-        """`number` is the number of this place in `context.leases`, where a place is called a seat."""
+        """`number` is this place's seat in `context.leases`."""
         self.name, self.number, self.role, self.context = name, number, role, context
         self.agent: AgentHandle | None = None
         self.epoch = 0  # the agent's epoch, once it has begun
@@ -65,9 +65,9 @@ class Placement(ABC):
         self.counters = self.control.workers[name]
         self.reporter = context.stack.enter_context(closing(context.telemetry.reporter(name)))
         self._called = 0.0
-        self._failures = 0  # agents lost in a row before they did any work
+        self._failures = 0  # number of agents lost in a row before they did any work
         self._due = 0.0  # the earliest time for the next agent
-        self._lost = 0  # agents lost in all
+        self._lost = 0  # number of all lost agents
 
     @property
     def is_due(self) -> bool:
@@ -75,19 +75,19 @@ class Placement(ABC):
         return self.agent is None and time.monotonic() >= self._due
 
     def start(self, machine: Machine) -> None:
-        """Starts an agent on a machine; the agent first checks the machine, and begins later."""
+        """Starts an agent on a machine; it first checks the machine, and begins later."""
         self.agent, self.epoch, self._called = self.context.cluster.start(machine, self.role), 0, time.monotonic()
 
     def begin(self, agent: AgentHandle) -> None:
-        """Grants the lease to an agent that has checked its machine, and tells the agent to begin."""
+        """Grants the lease to an agent that has checked its machine, and tells it to begin."""
         self.agent, self.epoch, self._called = agent, self._leases.grant(self.number), time.monotonic()
         agent.call("begin", cloudpickle.dumps(self.work()), self.orders(), self._leases.lease_seconds)
 
     def poll(self) -> None:
         """Takes the agent's answer if it has come, and makes the next call if that is due.
 
-        Raises AgentLost, Fenced or ValueError if the agent is lost or its machine is unfit; WorkerFailed if a worker of
-        the agent failed for good.
+        Raises AgentLost, Fenced or ValueError if the agent is lost or its machine cannot do the work; WorkerFailed if a
+        worker of the agent failed for good.
         """
         now, agent = time.monotonic(), self.agent
         if agent is None:
@@ -136,7 +136,7 @@ class Placement(ABC):
         self.context.cluster.discard(agent)
 
     def count_restarts(self, here: int) -> None:
-        """Sets the place's number of restarts: its lost agents plus `here`, the present agent's restarts of workers."""
+        """Sets the place's restarts: its lost agents, plus `here`, the workers that the present agent has restarted."""
         self.control.notes[self.name].store(RESTARTS, self._lost + here)
 
     def may_begin(self) -> bool:
@@ -145,7 +145,7 @@ class Placement(ABC):
 
     @abstractmethod
     def work(self) -> Callable[..., Any]:
-        """Returns the function that makes the run's part; the agent calls it with an ExitStack and `orders()`."""
+        """Returns the function that makes the machine's part of the run, called with an ExitStack and `orders()`."""
 
     @abstractmethod
     def orders(self) -> Any:
@@ -157,7 +157,7 @@ class Placement(ABC):
 
 
 class ActorPlacement(Placement):
-    """The place of one machine's actors; if that machine is lost, other machines take its share of the steps."""
+    """The place of one machine's actors; if the machine is lost, other machines take its share of the steps."""
 
     loss = "others take its share of the steps"
 
@@ -204,7 +204,7 @@ class ActorPlacement(Placement):
         return ActorOrders(self.asked, others, {**self.context.addresses}, evaluated)
 
     def receive(self, agent: AgentHandle, status: Status) -> None:
-        for opponent, result in status.results:  # first: these games count even if the agent has failed
+        for opponent, result in status.results:  # first, since these games count even if the agent has failed
             assert self._games is not None
             report_result(self._games, opponent, result)
         super().receive(agent, status)
@@ -237,20 +237,20 @@ class ActorPlacement(Placement):
 
 
 class LearnerPlacement(Placement):
-    """The place of a policy's learner; after its loss, a learner elsewhere continues from the last checkpoint."""
+    """The place of a policy's learner; after its loss, a new learner continues from the last checkpoint."""
 
-    loss = "another learner follows, from the policy's last checkpoint"
+    loss = "another learner continues from the policy's last checkpoint"
 
     def __init__(
         self, number: int, policy: AssignedPolicy, uplink: Uplink, newest: Callable[[], int | None],
         context: PlacementContext,
     ) -> None:  # fmt: skip
-        """`newest` returns the weights' highest version, or None while an old learner may still send a version."""
+        """`newest` returns the weights' highest version, or None while an earlier learner may still send one."""
         (name,) = learner_names(context.spec.config, [policy.name])
         super().__init__(name, number, context.cluster.learning[policy.name], context)
         self._policy, self._uplink, self._newest = policy, uplink, newest
         self._saved = False  # whether the last weights are saved and have arrived here
-        self._waits = False  # whether the log says that this place waits for a machine
+        self._waits = False  # whether it was logged that this place waits for a machine
         self._move(None)
 
     @property
@@ -264,7 +264,7 @@ class LearnerPlacement(Placement):
         return self._newest() is not None
 
     def work(self) -> Callable[..., LearnerNode]:
-        """See Placement. First gives the new learner alone the right to write the policy's checkpoint."""
+        """See Placement. First gives only the new learner the right to write the policy's checkpoint."""
         spec, policy = self.context.spec, self._policy
         hold = replace(self.context.memory.holds[policy.name], epoch=self.epoch)
         hold.take()

@@ -35,7 +35,7 @@ class Program(Closing):
         finally:
             os.close(theirs)
         self._process = process
-        with suppress_failed_calls(errno.EPIPE), process.stdin as pipe:  # if it died, `failure` tells
+        with suppress_failed_calls(errno.EPIPE), process.stdin as pipe:  # if it has died, `failure` says so
             pipe.write(pickle.dumps(sys.path))
             pipe.write(cloudpickle.dumps((spec, memory)))
 

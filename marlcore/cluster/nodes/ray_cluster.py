@@ -27,9 +27,9 @@ from ...processes import Interrupts, handlers_kept
 from .agent import Agent, clean_up, make_once
 
 CONNECT_S = 5.0
-START_S = 120.0  # for Ray to start an agent, and for the agent to import the run's modules
-LOOK_S = 0.2  # between looks at signals while an agent starts
-END_S = 15.0  # for an agent to end
+START_S = 120.0  # seconds in which Ray must start an agent, and the agent must import the run's modules
+LOOK_S = 0.2  # seconds between checks for signals while an agent starts
+END_S = 15.0  # seconds in which an agent must end
 LOWEST = 15  # the niceness that Ray gives its workers
 TOKENS = " Export RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN unless ~/.ray/auth_token holds the cluster's token"
 _KINDS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
@@ -43,7 +43,7 @@ class AgentLost(MarlcoreError):
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of the cluster, and its resources that this run's agents have not reserved."""
+    """A machine of the cluster, with the resources that this run's agents have left."""
 
     id: str
     host: str
@@ -61,13 +61,13 @@ class Role:
 
     label: str  # the setting that asks for these agents
     reserved: dict[str, float]  # the resources that Ray reserves for each agent
-    trial: bytes  # a pickled function without arguments, which each machine calls first; it raises on an unfit machine
-    wants: str = ""  # the purpose of the trial, in words; empty if the trial's error says all
+    trial: bytes  # a pickled function that each machine calls first; it raises if the machine cannot do the work
+    wants: str = ""  # what the trial expects, in words; empty if its error says this
     exclusive: bool = False  # whether a machine may have at most one such agent, and the driver's machine none
 
 
 class AgentHandle:
-    """The driver's handle of an agent on a machine. Only its last call may still await an answer."""
+    """The driver's handle of an agent on a machine. Take each call's answer before the next call."""
 
     def __init__(self, ray: Any, machine: Machine, actor: Any, role: Role) -> None:
         self.machine, self.role, self._ray, self._actor = machine, role, ray, actor
@@ -82,11 +82,11 @@ class AgentHandle:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether `answer` has not yet taken the answer of the last call."""
+        """Whether the answer of the last call was not taken yet."""
         return self._awaited is not None
 
     def has_answered(self, seconds: float = 0.0) -> bool:
-        """Waits at most `seconds` for an answer; returns whether there is one to take."""
+        """Waits at most `seconds` for the answer; returns whether it has come and was not taken yet."""
         with self._losing():
             return self.is_awaited and bool(self._ray.wait([self._awaited], timeout=seconds)[0])
 
@@ -98,7 +98,7 @@ class AgentHandle:
 
     @contextmanager
     def _losing(self) -> Iterator[None]:
-        """Raises an exception of the agent's own call as it is, and AgentLost for Ray's errors."""
+        """Passes on exceptions that the agent's method raised; turns Ray's errors into AgentLost."""
         try:
             yield
         except self._ray.exceptions.RayTaskError as error:
@@ -107,7 +107,7 @@ class AgentHandle:
             raise AgentLost(_one_line(error)) from None
 
     def take_check(self) -> None:
-        """Takes the answer of the call `check`. Raises AgentLost; ValueError if the machine cannot do the work."""
+        """Takes the answer of the call `check`. Raises AgentLost, or ValueError if the machine cannot do the work."""
         self.found, host, role = self.answer(), self.machine.host, self.role
         if self.found["version"] != __version__:
             raise ValueError(f"cluster: expected marlcore {__version__} on {host}, got {self.found['version']}")
@@ -142,8 +142,8 @@ class RayCluster(Closing):
             policy: Role(f"cluster.learners: {policy}", config.reserved_for(policy), cloudpickle.dumps(trial))
             for policy, trial in (trials or {}).items()
         }
-        self.agents: list[AgentHandle] = []  # all that are not known to be dead
-        self._losses: Counter[str] = Counter()  # of agents, by machine
+        self.agents: list[AgentHandle] = []  # all agents not known to be dead
+        self._losses: Counter[str] = Counter()  # by machine: the number of lost agents
         self._cleanups: list[Any] = []
         self._ray, self._owns = _connect(str(config.address))
         with ClosedAfterError(self):
@@ -153,7 +153,7 @@ class RayCluster(Closing):
             self._start_first(config.nodes if config.nodes_at_start is None else config.nodes_at_start)
 
     def _start_first(self, least: int) -> None:
-        """Starts an agent for each learner (hardest to place first) and `least` agents for actors; awaits checks."""
+        """Starts agents for learners (those with fewest machines first) and `least` for actors; awaits their checks."""
         for role in sorted(self.learning.values(), key=lambda role: len([*self.free(role)])):
             machine = next(self.free(role), None)
             if machine is None:
@@ -171,7 +171,7 @@ class RayCluster(Closing):
     def _await_check(self, agent: AgentHandle, deadline: float) -> None:
         label, host = agent.role.label, agent.machine.host
         while not agent.has_answered(LOOK_S):
-            self._interrupts.deliver()  # raises the exception of a signal that has come
+            self._interrupts.deliver()  # raises if a signal has come
             if time.monotonic() >= deadline:
                 raise ValueError(
                     f"{label}: expected an agent on {host} within {START_S:g} s, got none; "
@@ -183,7 +183,7 @@ class RayCluster(Closing):
             raise ValueError(f"{label}: expected an agent on {host}, got {error}") from None
 
     def machines(self) -> list[Machine]:
-        """Returns the living machines of the cluster."""
+        """Returns the live machines of the cluster."""
         found = []
         for node in self._ray.nodes():
             if node["Alive"]:
@@ -198,8 +198,8 @@ class RayCluster(Closing):
     def free(self, role: Role) -> Iterator[Machine]:
         """Yields the machines that have room for another agent of a role.
 
-        Machines on which fewer agents were lost come first. Among equals, this machine comes last. Among the others, a
-        machine with fewer agents comes earlier.
+        Machines on which fewer agents were lost come first, then machines other than this one, then machines with fewer
+        agents.
         """
         occupied = {agent.machine.id for agent in self.agents if agent.role is role}
         agents, losses = Counter(agent.machine.id for agent in self.agents), self._losses
@@ -211,8 +211,8 @@ class RayCluster(Closing):
 
     def lack(self, role: Role, expected: str = "a machine", got: str = "none") -> str:
         """Returns the text for an error: too few machines have room for a role's agent, and what each machine lacks."""
-        could = [each for each in self.machines() if not (role.exclusive and each.id == self._own)]
-        lacking = "; ".join(f"{each.host} has {lack}" for each in could if (lack := each.lacks(role.reserved)))
+        candidates = [each for each in self.machines() if not (role.exclusive and each.id == self._own)]
+        lacking = "; ".join(f"{each.host} has {lack}" for each in candidates if (lack := each.lacks(role.reserved)))
         said = f"{role.label}: expected {expected} with {_amounts(role.reserved)}, got {got}"
         return f"{said} ({lacking})" if lacking else said
 
@@ -288,8 +288,8 @@ def _connect(address: str) -> tuple[Any, bool]:
     if address != "auto":
         host, _, port = address.rpartition(":")
         try:
-            socket.create_connection((host, int(port)), CONNECT_S).close()  # Ray would try for a minute
-        except (OSError, UnicodeError) as error:  # UnicodeError: of a host that is no name
+            socket.create_connection((host, int(port)), CONNECT_S).close()  # Ray itself would try for a minute
+        except (OSError, UnicodeError) as error:  # UnicodeError: the host is not a valid name
             raise ValueError(f"{expected}, got {error}") from None
     namespace = f"marlcore-{secrets.token_hex(4)}"
     try:
@@ -297,7 +297,7 @@ def _connect(address: str) -> tuple[Any, bool]:
             ray.init(address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         ray.shutdown()
-        causes = str(error.__cause__ or "").splitlines()[-1:]  # such as that the token is refused
+        causes = str(error.__cause__ or "").splitlines()[-1:]  # for example, that the token is refused
         said, advice, _ = " ".join([str(error), *causes]).partition(" Ensure that the token")
         raise ValueError(f"{expected}, got {_one_line(said)}{TOKENS if advice else ''}") from None
     return ray, True

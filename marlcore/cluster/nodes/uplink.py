@@ -45,7 +45,7 @@ class Address:
 
 
 class Nowhere:
-    """The address, and the links, of a learner that is on no machine now; every call through a link raises LinkLost."""
+    """The address, and also the links, of a learner that is on no machine now; every call raises LinkLost."""
 
     def rows(self, policy: str) -> Nowhere:
         return self
@@ -65,9 +65,9 @@ class Uplink:
         self, stack: ExitStack, policy: AssignedPolicy, config: Config, crew: Crew, description: Mapping[str, Any],
         seat: int, epoch: int,
     ) -> None:  # fmt: skip
-        """`description` describes the policy's store of weights; for `seat` and `epoch`, see `Ingest.open`."""
+        """`description` is that of the policy's store of weights; for `seat` and `epoch`, see `Ingest.open`."""
         cluster, self.policy = config.cluster, policy
-        self.address: Address | None = None  # of the policy's learner; None while it is on no machine, as at first
+        self.address: Address | None = None  # of the policy's learner; None at first and while it is on no machine
         nowhere: Any = Nowhere()
         name, seconds = f"weights.{policy.index}", cluster.sync_seconds
         self.mirror = stack.enter_context(Mirror(nowhere, description=description, sync_seconds=seconds, name=name))
@@ -85,7 +85,7 @@ class Uplink:
         self.transitions, self.weights = source.handle, self.mirror.store.handle
 
     def move(self, address: Address | None) -> None:
-        """Connects to another learner; after the return, no weights of the earlier learner arrive."""
+        """Connects to another learner; from now on, no weights of the earlier learner arrive."""
         if address != self.address:
             self.address = address
             home: Any = address or Nowhere()
@@ -104,7 +104,7 @@ class Uplink:
 
 
 def source_of_rows(policy: AssignedPolicy, config: Config, crew: Crew) -> ReplayBuffer | TrajectoryQueue:
-    """Creates a policy's replay on a machine or, if actors must wait for the learner, a queue whose writers wait.
+    """Creates a policy's replay on a machine with actors or, if they must wait for the learner, a queue.
 
     The queue holds as many unread rows as actors may be ahead of the learner in a run on one machine.
     """
@@ -128,7 +128,7 @@ def serve(
 ) -> dict[str, Address]:  # fmt: skip
     """Starts a Ray actor with these policies' ingests, and a porter for each policy; returns the learners' addresses.
 
-    `leases` is the controller's table or, with `follows`, a copy of it: the controller is then on another machine.
+    `leases` is the controller's table or, with `follows`, a copy of it, if the controller is on another machine.
     """
     targets = {
         policy.name: _target_of(stack, policy, memory.transitions[policy.name], config, follows) for policy in policies
@@ -155,25 +155,25 @@ Target = tuple[type[ReplayBuffer] | type[TrajectoryQueue], SegmentHandle, Segmen
 
 
 def _target_of(
-    stack: ExitStack, policy: AssignedPolicy, transitions: SegmentHandle, config: Config, own_too: bool
+    stack: ExitStack, policy: AssignedPolicy, transitions: SegmentHandle, config: Config, with_driver: bool
 ) -> Target:
     """Returns the target of a policy's ingest: the replay or queue, new bookings, and each seat's lanes.
 
-    `own_too`: whether to add a last seat, for the actors of the driver's machine.
+    `with_driver`: whether to add a last seat, for the actors of the driver's machine.
     """
     with attach_transitions(transitions) as storage:
         bookings = stack.enter_context(Bookings.create(storage.lanes))
     parts = config.replay.parts if isinstance(policy.source, ReplaySource) else 1
     shape = len(policy.agents), config.actor.envs
     here, *senders = crews(config)
-    if own_too and here.count:
+    if with_driver and here.count:
         senders.append(here)
     lanes = [crew.lanes(parts, *shape, bookings.lanes // parts) + crew.block_begins(*shape) for crew in senders]
     return type(storage), transitions, bookings.handle, [each.ravel().tolist() for each in lanes]
 
 
 def make_ingests(targets: Mapping[str, Target], leases: SegmentHandle, follows: bool) -> dict[str, Ingest]:
-    """Makes an ingest for each policy in the process that receives the rows; `leases`, `follows`: see `serve`."""
+    """Makes each policy's ingest, in the process that receives the rows; for `leases` and `follows` see `serve`."""
     table = Leases.watch(leases)
     holds = table.allows if follows else table.check
     return {

@@ -1,4 +1,4 @@
-"""An actor: it steps one world or several copies of it, by sorrel's own `take_turn`, with the newest weights."""
+"""An actor: steps one or several copies of the world, by sorrel's own `take_turn`, with the newest weights."""
 
 import math
 import time
@@ -20,7 +20,7 @@ from .role import ACTOR, MEMORY, ExperimentSpec, ModelSpec, Role, ended_epochs
 def play(env: Any, epoch: int, spec: ExperimentSpec, animate: bool) -> Iterator[Any]:
     """Plays an epoch as sorrel's loop does, and yields None after each turn.
 
-    At the end it yields (score, epsilon, the further values that sorrel's loop logs, the statistics of each turn).
+    At last it yields (score, epsilon, the further values that sorrel's loop logs, the statistics of each turn).
     """
     experiment = env.config.experiment
     max_turns, renderer = experiment.max_turns, None
@@ -50,15 +50,15 @@ def play(env: Any, epoch: int, spec: ExperimentSpec, animate: bool) -> Iterator[
 
 
 def encounters(env: Any) -> dict[str, dict[str, Any]]:
-    """Returns an epoch's counts by kind of entity, summed over the agents, as iowa's loop logs them."""
-    counts = [getattr(agent, "encounters", None) for agent in env.agents if has_own_loop(env)]
-    known = [of_agent for of_agent in counts if isinstance(of_agent, Mapping)]
-    kinds = dict.fromkeys(chain.from_iterable(known))
-    return {"encounters": {kind: sum(of_agent.get(kind, 0) for of_agent in known) for kind in kinds}} if kinds else {}
+    """Returns an epoch's encounters by kind of entity, summed over the agents, as sorrel's iowa logs them."""
+    found = [getattr(agent, "encounters", None) for agent in env.agents if has_own_loop(env)]
+    by_agent = [counts for counts in found if isinstance(counts, Mapping)]
+    kinds = dict.fromkeys(chain.from_iterable(by_agent))
+    return {"encounters": {kind: sum(counts.get(kind, 0) for counts in by_agent) for kind in kinds}} if kinds else {}
 
 
 class Actor(Role):
-    """Steps its copies of the packed world. A successor repeats the epoch in which its predecessor was killed."""
+    """Steps its copies of the packed world. After a restart, it repeats the epoch in which it was killed."""
 
     def __init__(self, name: str, env: bytes, spec: ExperimentSpec, attempt: int) -> None:
         super().__init__(name, spec, attempt)
@@ -86,14 +86,14 @@ class Actor(Role):
 
     def _named(self, copy: int) -> dict[str, Buffer]:
         """Returns the memories of a copy's models, by their names in a packed environment."""
-        rings = {MEMORY.format(i): model.rings for i, model in enumerate(self.spec.models) if model.rings}
-        return {name: of_model[self._first_ring + copy] for name, of_model in rings.items()}
+        number, models = self._first_ring + copy, enumerate(self.spec.models)
+        return {MEMORY.format(i): model.rings[number] for i, model in models if model.rings}
 
     def _memory_of(self, model: ModelSpec, copy: int = 0) -> Any:
         return self._worlds[copy].agents[model.agents[0]].model.memory
 
     def _copy(self, env: Any, copy: int) -> Any:
-        """Makes another copy of the world: its models have their own rings, and share the first copy's parameters."""
+        """Makes another copy of the world, whose models have their own rings, but share the first copy's parameters."""
         models = [env.agents[each.agents[0]].model for each in self.spec.models]
         shared = chain.from_iterable(map(tensors_of, models))
         tensors = {f"tensor-{i}": tensor for i, tensor in enumerate(shared)}
@@ -102,7 +102,7 @@ class Actor(Role):
     def step(self) -> bool:
         """Waits for the learners, then plays an epoch in each copy; returns False once every epoch has ended."""
         options, played = self.spec.options, self._ended.version
-        begun = played - played % options.copies  # differs if a predecessor was killed while it ended these epochs
+        begun = played - played % options.copies  # less than `played` if this actor was killed while it ended epochs
         epochs = self._epochs[played : begun + options.copies]
         if not epochs:
             return False
@@ -114,10 +114,10 @@ class Actor(Role):
         for subscriber, models in self._subscribers:
             try:
                 newer = subscriber.pull()
-            except TimedOut:  # a snapshot store has one slot, and its publisher died while it wrote
+            except TimedOut:  # the publisher died while it wrote to the only slot of a "snapshot" store
                 continue
             for model in models if newer else ():
-                if hasattr(model, "_version"):  # a threadsafe model acts with a snapshot of this version
+                if hasattr(model, "_version"):  # sorrel's threadsafe models act with a snapshot of this version
                     model._version += 1
             for model in models if subscriber.version else ():
                 model.epsilon = subscriber.extras["epsilon"]

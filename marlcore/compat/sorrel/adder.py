@@ -1,4 +1,4 @@
-"""Adds rows to a buffer in its only writing process: stages the next row, and reads the newest rows in place."""
+"""Adds rows to a buffer in the only process that writes; stages the next row, and reads the newest rows in place."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from ...transitions import MEMORYVIEW_ITEMS, setter
 from ..ring import Ring
 
 SCALARS = ("action", "reward", "done")
-_NUMBERS = "?bBhHiIlLqQefd"  # dtypes that NumPy casts to float32 without surprise
+_NUMBERS = "?bBhHiIlLqQefd"  # dtypes that NumPy may cast to float32
 
 
 class Adder:
@@ -39,7 +39,7 @@ class Adder:
         items = self._items.get(name)
         if items is not None and value.__class__ is tuple and len(value) == len(items):
             try:
-                for i, item in enumerate(value):  # a location: ten times as fast as through a new array
+                for i, item in enumerate(value):  # a location, stored ten times as fast as through a new array
                     items[i] = item
                 return
             except (TypeError, ValueError):
@@ -59,10 +59,10 @@ class Adder:
             self._action[0] = action
             self._reward[0] = reward
             self._done[0] = done
-        except (TypeError, ValueError):  # values of another kind, which NumPy may convert
+        except (TypeError, ValueError):  # NumPy may be able to convert the values
             for name, value in (("action", action), ("reward", reward), ("done", done)):
                 self._puts[name](value)
-        self._count[0] += 1  # first: if the process is killed in between, readers cut the count to the existing rows
+        self._count[0] += 1  # first, since readers limit a count that is too high if the process is killed in between
         self._writer.append()
 
     def transition(self, offset: int) -> tuple[int, float, bool] | None:
@@ -71,8 +71,8 @@ class Adder:
         if offset >= min(self._count[0], self._capacity) or ticket < max(self._writer.first, self._base[0]):
             return None
         action, reward, done = self._columns
-        at = ticket % self._capacity
-        return action[at], reward[at], done[at] != 0
+        position = ticket % self._capacity
+        return action[position], reward[position], done[position] != 0
 
     def observations(self, count: int) -> NDArray[np.float32] | None:
         """Returns a copy of the last `count` observations, oldest first; None if the ring lacks some of them."""

@@ -23,7 +23,7 @@ _SORREL_NAMES = {"obs": "states", "action": "actions", "reward": "rewards", "don
 
 
 def columns_of(buffer: Any) -> dict[str, Any]:
-    """Returns the fields of a buffer of sorrel or of marlcore, each [capacity, *shape], by their names in a ring."""
+    """Returns the fields, each [capacity, *shape], of sorrel's buffer or marlcore's, by their names in a ring."""
     return {**{name: getattr(buffer, theirs) for name, theirs in _SORREL_NAMES.items()}, **buffer.extra_data}
 
 
@@ -37,15 +37,15 @@ def _snapshot_of(name: str, described: str) -> Any:
 class Buffer(Ring):
     """Transitions of one agent, in the order of its steps, shared with every process that gets the buffer.
 
-    An episode ends where `done` is true; mark a truncated episode as done too. Only one process may add: the first that
-    does, until it calls `release`, closes the buffer or ends. Any number of processes sample.
+    An episode ends where `done` is true; mark a truncated episode as done, too. Only one process may add: the first
+    that does, until it calls `release`, closes the buffer or ends. Any number of processes may sample.
 
     Args:
         capacity: rows, at least 1.
         obs_shape: shape of one observation.
         n_frames: observations in each sampled state.
-        extra_fields: further fields by name. A value is a Field or a tuple, the shape of an int64 field; any other
-            value means an int64 scalar.
+        extra_fields: further fields by name: a Field; a tuple, the shape of an int64 field; or any other value, for an
+            int64 scalar.
 
     Attributes:
         capacity, obs_shape, n_frames: as given.
@@ -92,12 +92,12 @@ class Buffer(Ring):
         if self._extras or kwargs:
             if not kwargs.keys() <= self._extras.keys():
                 raise names_error("extra fields", self._extras, kwargs)
-            for name, nothing in self._extras.items():
-                adder.put(name, kwargs.get(name, nothing))
+            for name, zeros in self._extras.items():
+                adder.put(name, kwargs.get(name, zeros))
         adder.add(obs, action, reward, done)
 
     def add_empty(self) -> None:
-        """Adds n_frames - 1 rows of zeros, which keep an episode's frames out of the next episode's states."""
+        """Adds n_frames - 1 rows of zeros, so that the next episode's states have no frames of this one."""
         if self.n_frames > 1:
             self.put_rows({}, self.n_frames - 1, self._count[0] + 1)
 
@@ -118,7 +118,7 @@ class Buffer(Ring):
     def sample(self, batch_size: int) -> Batch:
         """Draws windows of n_frames steps and the next observation, by NumPy's global generator.
 
-        Windows that cross the write head are drawn again. No window is drawn twice, unless too few others are left.
+        Windows that cross the write head are drawn again. No window is drawn twice if there are enough others.
 
         Returns: (states, actions, rewards, next_states, dones, valid): states and next_states float32 [batch_size,
             n_frames * obs]; the others [batch_size, 1]: actions int64, rewards and dones float32, and valid float64,
@@ -150,7 +150,7 @@ class Buffer(Ring):
         return states, actions[:, :-1], actions[:, 1:].astype(np.float32), next_states, done, valid, agents
 
     def _of_windows(self, rows: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
-        """Returns `sample`'s results states, next_states, dones and valid, given windows [batch, n_frames + 1, ...]."""
+        """Returns states, next_states, dones and valid (see `sample`) of windows [batch, n_frames + 1, ...]."""
         obs, done, batch, last = rows["obs"], rows["done"], len(rows["obs"]), self.n_frames - 1
         valid = np.subtract(1.0, done[:, :last].any(axis=1, keepdims=True))
         return obs[:, :-1].reshape(batch, -1), obs[:, 1:].reshape(batch, -1), done[:, last:-1], valid
@@ -199,8 +199,8 @@ class Buffer(Ring):
     def fill(self, columns: Mapping[str, Any], idx: int, size: int) -> None:
         """Adds the newest of sorrel's `size` rows, which end at `idx`; with equal capacities, rows keep positions."""
         capacity = len(columns["obs"])
-        parts = [range(idx)]  # added again if the ring is full, to move the write head there
-        if idx < size:  # sorrel's size counts `add_empty` as one, so it is at most idx before the ring is full
+        parts = [range(idx)]  # if the ring is full, added a second time to move the write head there
+        if idx < size:  # the ring is full: before, size is at most idx, since sorrel counts `add_empty` as one row
             parts.insert(0, range(idx if self.capacity > capacity else 0, capacity))
         for rows in (part[-self.capacity :] for part in parts):
             if rows:
@@ -245,11 +245,11 @@ class Buffer(Ring):
         if newest is not None:
             return newest
         window = self.window()
-        held = min(self.n_frames - 1, window.hi - window.lo)
+        count = min(self.n_frames - 1, window.hi - window.lo)
         state = np.zeros((self.n_frames - 1, *self.obs_shape), np.float32)
-        rows, ok = self.gather(np.arange(window.hi - held, window.hi), "obs")
+        rows, ok = self.gather(np.arange(window.hi - count, window.hi), "obs")
         whole = slice(None) if ok is None else ok
-        state[len(state) - held :][whole] = rows["obs"][whole]
+        state[len(state) - count :][whole] = rows["obs"][whole]
         return state
 
     @property
@@ -259,7 +259,7 @@ class Buffer(Ring):
 
     @property
     def size(self) -> int:
-        """The number of rows held, as sorrel counts: `add_empty` counts as one row."""
+        """The number of rows, as sorrel counts them: `add_empty` counts as one row."""
         return self._size(self.window())
 
     states = _snapshot_of("obs", "observations: float32 [capacity, *obs_shape]")
@@ -273,7 +273,7 @@ class Buffer(Ring):
         return _ExtraData(self, self._extras)
 
     def save(self, output_file: str | Path) -> None:
-        """Writes the rows to a compressed .npz file, which sorrel's Buffer.load can read too."""
+        """Writes the rows to a compressed .npz file, which sorrel's Buffer.load can read, too."""
         columns = self.snapshot(*_SORREL_NAMES, *self._extras)
         named: dict[str, Any] = {_SORREL_NAMES.get(name, name): array for name, array in columns.items()}
         np.savez_compressed(Path(output_file), n_frames=self.n_frames, idx=self.idx, **named)
@@ -282,7 +282,7 @@ class Buffer(Ring):
     def load(cls, input_file: str | Path) -> "Buffer":
         """Creates a full buffer with the rows of a file that `save` or sorrel wrote, each at its position.
 
-        Raises: ValueError: the file is of another kind. OSError: it cannot be read.
+        Raises ValueError if the file is not such a file, OSError if it cannot be read.
         """
         extras = read_npz("input_file", input_file)
         needed = {"n_frames", "idx", *_SORREL_NAMES.values()}
@@ -312,7 +312,7 @@ class Buffer(Ring):
 
     @property
     def _count(self) -> Any:
-        """The rows since the ring was cleared, as sorrel counts them: `add_empty` as one row. The ring holds the count.
+        """The count, in shared memory, of rows since the ring was cleared; `add_empty` counts as one row.
 
         If another process clears the ring during an `add`, the count may stay too high; `_size` limits it.
         """
@@ -325,11 +325,11 @@ class Buffer(Ring):
         """Returns whether windows that begin at these positions cross the write head or reach an empty position."""
         if window.stored < self.capacity:
             return starts + self.n_frames >= window.stored
-        before_head = (window.head - 1 - starts).view(np.uint64)  # negative from the head on, so huge as unsigned
+        before_head = (window.head - 1 - starts).view(np.uint64)  # from the head on negative, which becomes huge
         return before_head < self.n_frames
 
     def _others(self, window: Held, population: int, count: int, drawn: Ints) -> Ints:
-        """Draws `count` starts of held windows; repeats starts in `drawn` only if there are too few other starts."""
+        """Draws `count` starts of whole windows; repeats starts in `drawn` only if there are too few others."""
         free = ~self._crosses(window, np.arange(population))
         if not free.any():
             raise NotEnoughData(f"sample: expected at least {self.n_frames + 2} rows, got {window.stored}")
@@ -339,13 +339,13 @@ class Buffer(Ring):
         places = (others if enough else free).nonzero()[0]
         picks = np.random.randint(0, len(places), count)
         if enough and len({*picks.tolist()}) < count:
-            picks = np.random.choice(len(places), count, replace=False)  # slow: it permutes all of them
+            picks = np.random.choice(len(places), count, replace=False)  # slow, since it permutes all of them
         return places[picks]
 
 
 @dataclass(eq=False)
 class _ExtraData(Mapping[str, NDArray[Any]]):
-    """A buffer's extra fields. Only a lookup copies a field, since sorrel's agents test for names at each step."""
+    """A buffer's extra fields. Only looking one up copies it, since sorrel's agents test for names at each step."""
 
     _ring: Ring
     _names: Mapping[str, Any]

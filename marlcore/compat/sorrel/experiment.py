@@ -42,7 +42,7 @@ from .role import ACTOR, LEARNER, MEMORY, MODEL, ExperimentSpec, ModelSpec, ende
 from .section import chosen_options
 
 POLL_S = 0.05
-GRACE_S = 30.0  # for learners that are told to stop: one update, and a save of the model
+GRACE_S = 30.0  # seconds in which learners make a last update and save their models
 _OF_SORREL = ("sorrel.environment", "sorrel.models.", "sorrel.threadsafe.")
 
 log = logging.getLogger(__name__)
@@ -52,14 +52,14 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
     """Runs `env.run_experiment()` in several processes: `actors` step the world, and a learner trains each model.
 
     At the end, also after an error or a signal, the models of the caller's environment have the trained weights, the
-    optimizer's state, epsilon and all their other attributes, and their memories have the rows. The model and its
-    memory are the same objects as before; the model's networks are new objects. docs/drop-ins.md says more.
+    optimizer's state, epsilon and all other attributes, and their memories have the rows. The model and its memory are
+    the same objects as before; the model's networks are new objects. docs/drop-ins.md says more.
 
     Args:
         env: an Environment of sorrel 1.6, ready for `run_experiment`. Agents that share a model have one learner.
         config: replaces `env.config`; a mapping or an OmegaConf configuration. Its section `multiprocessing` sets the
             options that the call leaves out; `enabled: false` there runs `env.run_experiment` in this process.
-        logger: sorrel's Logger, which stays in this process; None: sorrel's ConsoleLogger.
+        logger: sorrel's Logger, which is called in this process; by default sorrel's ConsoleLogger.
         options: updates_per_epoch, ahead, actors, copies, sync_interval, seed, output_dir and others.
 
     Raises:
@@ -158,7 +158,7 @@ class Session:
     def _spec_of_model(self, stack: ExitStack, index: int, agents: list[int], options: Options) -> ModelSpec:
         model = self._models[index]
         rings = rings_for(model.memory, options.actors * options.copies)
-        # At so many epochs' ends an on-policy memory may wait for its learner.
+        # The number of epochs whose on-policy memories may wait for their learner
         epochs = options.actors * math.ceil(options.copies + options.ahead / options.actors)
         rollouts = [
             stack.enter_context(ParameterStore.create(rollout_of(model.memory), "snapshot", name=f"rollout.{i}"))
@@ -170,7 +170,7 @@ class Session:
         mode = options.of("publish_mode", LEARNER.format(index))
         weights = ParameterStore.create(networks(model), mode, EXTRAS, name=f"weights.{index}")
         stack.enter_context(weights)
-        # Files without a name, which the kernel removes however these processes end.
+        # Files without a name, which the kernel removes in any case
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]  # noqa: SIM115
         saves = tuple(f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in files)
         return ModelSpec(tuple(agents), tuple(rings), tuple(rollouts), weights, saves)
@@ -180,7 +180,7 @@ class Session:
         options = self._spec.options
         policy = RestartPolicy(max_restarts=options.max_restarts)
         with ExitStack() as stack:
-            # sorrel's own modules that this process has imported, without its examples
+            # The modules of sorrel that this process has imported, without its examples
             of_sorrel = [name for name in sys.modules if name.startswith(_OF_SORREL)]
             preload, fork = (*PRELOAD, __package__, *of_sorrel), None if options.forks else False
             children = stack.enter_context(closing(Children(preload, self._interrupts, fork=fork)))
@@ -219,7 +219,7 @@ class Session:
         self.book.record()
 
     def _wind_up(self, supervisor: Supervisor) -> None:
-        """Tells running workers to stop, and gives them 30 s, or until a second signal, to save their models."""
+        """Tells running workers to stop, and lets them save their models, for 30 s or until a second signal."""
         self._control.stop()
         supervisor.stand_down()
         deadline = time.monotonic() + GRACE_S
@@ -235,8 +235,8 @@ class Session:
     def hand_back(self) -> None:
         """Gives the caller's models their trained state, and their memories the rows; both stay the same objects.
 
-        If a part cannot be handed back, a one-line warning says so, and everything else is handed back. The first
-        exception of a signal handler is raised at the end.
+        If a part cannot be handed back, logs a warning and hands back the others. At the end, raises the first
+        exception that a signal handler raised.
         """
         failures: list[Exception] = []
 
@@ -244,7 +244,7 @@ class Session:
             try:
                 restoring()
             except TimedOut:
-                log.warning("%s: the published weights are torn, and stay as they were", what)
+                log.warning("%s: the published weights are torn, so the model keeps its earlier weights", what)
             except Exception as error:  # the caller's classes may raise anything
                 log.warning("%s: %s (%s)", what, without, brief(error))
                 failures.append(error)
@@ -254,7 +254,7 @@ class Session:
             if spec.weights.version:  # otherwise its learner never published
                 restoring = partial(restore, model, model.memory, spec.weights, spec.saves)
                 attempt(restoring, label, "only its weights and epsilon are handed back")
-                for tensor in tensors_of(model):  # each gets its own memory again, not a part of a subscriber's row
+                for tensor in tensors_of(model):  # each gets memory of its own instead of a part of a subscriber's row
                     tensor.data = tensor.data.clone()
         for label, spec, model in zip(labels, self._spec.models, self._models, strict=True):
             giving = partial(give_back, spec.rings) if spec.rings else partial(take_rollout, spec.rollout(epochs - 1))
@@ -285,7 +285,7 @@ def run_role(name: str, env: bytes, spec: ExperimentSpec, attempt: int) -> None:
 def _packed_for_each(env: Any, config: Any, models: list[Any]) -> list[bytes]:
     """Packs the environment, with this configuration, once for all actors and once for each learner.
 
-    A learner's environment contains no other learner's model.
+    A learner's environment lacks the other learners' models.
     """
     memories = {MEMORY.format(i): model.memory for i, model in enumerate(models) if not is_rollout(model.memory)}
     named = {MODEL.format(i): model for i, model in enumerate(models)}

@@ -1,4 +1,4 @@
-"""A learner: it calls one model's `train_step` as often as ended epochs require, and publishes the weights."""
+"""A learner: calls one model's `train_step` as often as the ended epochs require, and publishes the weights."""
 
 import logging
 import math
@@ -12,7 +12,7 @@ from ...errors import TimedOut
 from ...processes import READY, UPDATES
 from .memory import learners_memory, take_rollout, writes_ignored
 from .messages import as_number
-from .options import of_model, saves_models
+from .options import saves_models, setting_of
 from .packing import move, networks, pack, restore, unpack
 from .role import LEARNER, MEMORY, MODEL, ExperimentSpec, Role, ended_epochs
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Learner(Role):
-    """One model's learner. A successor continues from the last published weights and the last saved model."""
+    """One model's learner. After a restart, it continues from the last published weights and the last saved model."""
 
     def __init__(self, name: str, env: bytes, spec: ExperimentSpec, attempt: int) -> None:
         super().__init__(name, spec, attempt)
@@ -46,11 +46,11 @@ class Learner(Role):
         self._save_at = time.monotonic() + spec.options.save_seconds
 
     def _take_over(self, name: str) -> None:
-        """Takes over the state that its killed predecessor last published."""
+        """Restores the state that this learner published last before it was killed."""
         try:
             extras = restore(self._model, self._memory, self._model_spec.weights, self._model_spec.saves)
         except TimedOut:
-            log.warning("%s: the published weights are torn, and it learns from those of the beginning", name)
+            log.warning("%s: the published weights are torn, so it starts again from the initial weights", name)
         else:
             self._updates, self._epoch, self._saves = (int(extras[key]) for key in ("updates", "epochs", "saves"))
 
@@ -94,7 +94,6 @@ class Learner(Role):
         return all(self._ended[actor].newest >= count for actor, count in epochs.items())
 
     def _due(self, epoch: int) -> int:
-        """Returns how many updates are due for each agent at the end of this epoch."""
         rate = self.spec.options.updates_per_epoch
         return 1 if rate is None else math.floor(rate * (epoch + 1)) - math.floor(rate * epoch)
 
@@ -109,13 +108,13 @@ class Learner(Role):
     def _decay_and_save_weights(self, epoch: int) -> None:
         """Decays epsilon and saves the weights, as sorrel's loop does at the end of an epoch."""
         config, folder = self._env.config, self.spec.options.output_dir / "checkpoints"
-        decay = of_model(config, "epsilon_decay")
+        decay = setting_of(config, "model", "epsilon_decay")
         for i, agent in zip(self._model_spec.agents, self._agents, strict=True):
             if decay is not None:
                 agent.model.epsilon_decay(decay)
             if saves_models(self._env) and epoch % config.experiment.record_period == 0:
                 folder.mkdir(parents=True, exist_ok=True)
-                # The model's tensors are parts of one row; a copy has tensors of its own.
+                # A copy, since the model's own tensors are parts of one row
                 copied = unpack(self._packed(), {"memory": self._memory})
                 copied.save(folder / f"{datetime.now().strftime('%Y-%m-%d_%H-%M-%S')}-agent-{i}.pkl")
 
@@ -128,7 +127,7 @@ class Learner(Role):
         self._publish()
 
     def _save(self) -> None:
-        """Writes the whole model to the older of two save files; the next publication makes this file the valid one."""
+        """Writes the whole model to the older of two files, which the next publication makes the valid one."""
         self._saves += 1
         Path(self._model_spec.saves[self._saves % 2]).write_bytes(self._packed())
         self._save_at = time.monotonic() + self.spec.options.save_seconds

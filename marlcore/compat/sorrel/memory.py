@@ -1,4 +1,4 @@
-"""The memories of an experiment: rings in shared memory replace sorrel's buffers, and their rows return at the end."""
+"""The memories of an experiment: rings in shared memory replace sorrel's buffers, which get the rows at the end."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ def is_rollout(memory: Any) -> bool:
 
 
 def rollout_of(memory: Any) -> dict[str, NDArray[Any]]:
-    """Returns the memory's arrays by name, padded to its capacity; "counts" has idx, size and the arrays' lengths."""
+    """Returns the memory's arrays by name, padded to its capacity, and "counts": idx, size and the arrays' lengths."""
     parts = {name: array for name, array in vars(memory).items() if isinstance(array, np.ndarray)}
     rollout = {"counts": np.array([memory.idx, memory.size, *map(len, parts.values())])}
     for name, array in parts.items():
@@ -41,7 +41,7 @@ def take_rollout(store: ParameterStore, memory: Any) -> None:
 
 
 def rings_for(memory: Any, copies: int) -> list[Buffer]:
-    """Makes a ring for each copy of the world, the first with the memory's rows; a single copy keeps its Buffer."""
+    """Makes a ring for each copy of the world; the first gets the memory's rows. A single copy's Buffer is the ring."""
     if is_rollout(memory):
         return []
     if isinstance(memory, Buffer) and copies == 1:
@@ -56,7 +56,7 @@ def rings_for(memory: Any, copies: int) -> list[Buffer]:
 
 
 def give_back(rings: Sequence[Buffer], memory: Any) -> None:
-    """Writes the rings' rows, copy after copy, into the caller's buffer, which keeps the last rows that fit."""
+    """Writes the rows of all rings, one ring after another, into the caller's buffer, which keeps the last that fit."""
     if memory is rings[0]:
         return
     if len(rings) == 1 and rings[0].capacity == memory.capacity:
@@ -82,7 +82,7 @@ def learners_memory(rings: Sequence[Buffer]) -> Any:
 
 @contextmanager
 def writes_ignored(memory: Any) -> Iterator[None]:
-    """Makes the memory ignore writes in a `with` block, where the learner calls hooks that the actor has called."""
+    """Makes the memory ignore writes in a `with` block, since the learner repeats hooks that the actor has called."""
     vars(memory).update(dict.fromkeys(_WRITES, lambda *row, **extras: None))
     try:
         yield
@@ -94,8 +94,8 @@ def writes_ignored(memory: Any) -> Iterator[None]:
 class JoinedRings:
     """Joins the rings of several copies of the world to one memory, in which every window is equally likely.
 
-    sorrel's models ask for a batch if `len(memory) >= batch_size + n_frames + 1`. So `len` is n_frames + 1 more than
-    the number of windows.
+    `len` is the number of windows plus n_frames + 1, because sorrel's models ask for a batch if
+    `len(memory) >= batch_size + n_frames + 1`.
     """
 
     def __init__(self, rings: Sequence[Buffer]) -> None:

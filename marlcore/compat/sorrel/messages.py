@@ -1,4 +1,4 @@
-"""Messages of an experiment's processes, converted to sorrel's records: one record per epoch, in order."""
+"""Messages from an experiment's processes, and their conversion to sorrel's records: one per epoch, in order."""
 
 import errno
 import math
@@ -21,12 +21,12 @@ _PIECE = 1 << 20  # bytes that one read takes
 
 
 class Mailbox:
-    """The parent's end of a pipe from one process and its successors; the kernel removes the pipe with the parent."""
+    """The parent's end of a pipe from one worker's processes; the kernel removes the pipe with the parent."""
 
     def __init__(self) -> None:
         self._fds = list(os.pipe())
         os.set_blocking(self._fds[0], False)
-        self.path = f"/proc/{os.getpid()}/fd/{self._fds[1]}"  # for the process: the pipe has no name
+        self.path = f"/proc/{os.getpid()}/fd/{self._fds[1]}"  # by which the worker opens the pipe, which has no name
         self._came = bytearray()
 
     def messages(self) -> Iterator[Any]:
@@ -43,7 +43,7 @@ class Mailbox:
             yield message
 
     def drop_rest(self) -> None:
-        """Drops the incomplete message of a killed process; call it before its successor starts."""
+        """Drops the incomplete message of a killed process; call it before the next process starts."""
         self._came.clear()
 
     def close(self) -> None:
@@ -85,12 +85,12 @@ class Book:
     def take(self, sender: str, epoch: int, content: Any) -> None:
         """Takes a learner's loss, or an actor's (score, epsilon, further values, statistics of each turn).
 
-        A successor of a killed process repeats an epoch: its message replaces an earlier one that is not recorded yet.
+        A restarted process repeats an epoch: its message replaces an earlier one that is not recorded yet.
         """
         self._epochs[epoch][sender] = content
 
     def record(self, all_of_it: bool = False) -> None:
-        """Records complete epochs in order; with `all_of_it`, also epochs without a loss, as NaN."""
+        """Records complete epochs in order; with `all_of_it`, also epochs that lack a loss, which becomes NaN."""
         while self._actor in self._epochs[epoch := len(self.scores)]:
             if not all_of_it and len(self._epochs[epoch]) <= len(self._learners):
                 return

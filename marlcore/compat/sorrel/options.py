@@ -23,7 +23,7 @@ Seconds = Annotated[float, Number(above=0, finite=False)]
 
 
 def by_process(rule: Rule, label: str, value: Any) -> Any:
-    """Checks a value for all processes, or a mapping from "actor", "learner" or a process's own name to its value."""
+    """Checks a value for all processes, or a mapping of values by "actor", "learner" or the name of a process."""
     if not isinstance(value, Mapping):
         return rule(label, value)
     return {str(name): rule(f"{label}.{name}", part) for name, part in value.items()}
@@ -48,17 +48,17 @@ class Options:
     """Options that spread an experiment over processes; docs/drop-ins.md describes each."""
 
     updates_per_epoch: Annotated[float | None, Number(above=0)] = 1.0  # for each agent, on average; None: run free
-    ahead: Annotated[int, Whole(0)] = 2  # epochs that an actor may lead the slowest learner; 0: in turn, repeatable
+    ahead: Annotated[int, Whole(0)] = 2  # epochs by which an actor may lead the slowest learner; 0: in turn, repeatable
     actors: Count = 1  # processes that step the world
     copies: Count = 1  # of the world, in each actor
-    sync_interval: Count | None = None  # turns between an actor's looks for newer weights; None: before each epoch
+    sync_interval: Count | None = None  # turns between an actor's checks for newer weights; None: before each epoch
     seed: Annotated[int | None, Whole(0, 2**128)] = None  # of every process; None: NumPy's global generator draws one
-    publish_interval: Count = 1  # updates between publications, if learners run free; otherwise each epoch publishes
+    publish_interval: Count = 1  # updates between publications if learners run free; otherwise each epoch publishes
     publish_mode: Annotated[Any, partial(by_process, partial(choice, (*SLOTS,)))] = "double_buffer"
     device: Annotated[Any | None, partial(by_process, _device)] = None  # of the networks; None: where they are
     threads: Count = 1  # of torch, in each process
-    niceness: Annotated[int, Whole(0)] = 5  # of the learners: they do not slow the actor where cores are few
-    save_seconds: Seconds = 10.0  # between saves of a whole model, from which a killed learner's successor continues
+    niceness: Annotated[int, Whole(0)] = 5  # of the learners, so that they do not slow actors on few cores
+    save_seconds: Seconds = 10.0  # between saves of a whole model, from which a restarted learner continues
     max_restarts: Annotated[int, Whole(0)] = 3  # of each process in ten minutes
     timeout: Annotated[Any, partial(by_process, Number(above=0, finite=False))] = 300.0  # of one turn or update
     animate: bool = False
@@ -66,11 +66,11 @@ class Options:
     output_dir: Any = None  # an absolute path, since an environment may change the working directory
     fork: bool = True  # workers are forks of the caller's process, so they need no imports; see `forks`
     log_dir: Annotated[Path | None, _directory] = None  # for a log file of each worker; made if needed
-    replace_loop: bool = False  # run sorrel's standard loop also where `run_experiment` is overridden
+    replace_loop: bool = False  # run sorrel's standard loop even if `run_experiment` is overridden
 
     @property
     def forks(self) -> bool:
-        """Whether workers may be forks of the caller: only if they open no GPU and start no OpenMP threads."""
+        """Whether workers may be forks of the caller, since they open no GPU and start no OpenMP threads."""
         return self.fork and not self.device and self.threads == 1
 
     def __post_init__(self) -> None:
@@ -85,44 +85,39 @@ class Options:
         return value.get(process, value.get(process.partition("-")[0], getattr(Options, option)))
 
     def check_processes(self, names: Sequence[str]) -> None:
-        """Checks the options by process. Raises ValueError if an option names a process that does not exist."""
+        """Raises ValueError if an option names a process that does not exist."""
         for option in ("publish_mode", "device", "timeout"):
             value = getattr(self, option)
             if isinstance(value, Mapping) and not value.keys() <= {"actor", "learner", *names}:
                 raise names_error(option, {"actor", "learner", *names}, value)
 
 
-def of_model(config: Any, name: str) -> Any:
-    """Returns a setting of the configuration's section `model`, or None."""
-    return getattr(getattr(config, "model", None), name, None)
-
-
-def of_loop(config: Any, name: str) -> Any:
-    """Returns a setting of the configuration's section `experiment`, or None."""
-    return getattr(getattr(config, "experiment", None), name, None)
+def setting_of(config: Any, section: str, name: str) -> Any:
+    """Returns a setting in a section of a configuration, or None."""
+    return getattr(getattr(config, section, None), name, None)
 
 
 def check_config(config: Any, animate: bool) -> None:
-    """Checks the settings of sorrel's loop. Raises ValueError if a setting is missing or out of range."""
+    """Raises ValueError if a setting of sorrel's loop is missing or out of range."""
     least = {"epochs": 0, "max_turns": 1}
-    if animate or of_model(config, "save_weights"):
+    if animate or setting_of(config, "model", "save_weights"):
         least["record_period"] = 1
     for name, low in least.items():
-        value = of_loop(config, name)
+        value = setting_of(config, "experiment", name)
         if value is None:
             raise ValueError(f"config: expected experiment.{name}, got a configuration without it")
         check_whole(f"experiment.{name}", value, low)
 
 
 def check_environment(env: Any) -> None:
-    """Checks that `env` is an environment of sorrel. Raises TypeError if it is not."""
+    """Raises TypeError if `env` is not an environment of sorrel."""
     for name in OF_SORREL:
         if not hasattr(env, name):
             raise TypeError(f"env: expected an Environment of sorrel, got {type(env).__name__} without {name}")
 
 
 def check_learnable(env: Any, options: Options) -> None:
-    """Checks that the environment can run in processes. Raises ValueError or TypeError if it cannot."""
+    """Raises ValueError or TypeError if the environment cannot run in several processes."""
     kind = type(env).__name__
     for name in OF_1_6:
         if not hasattr(env, name):
@@ -153,9 +148,10 @@ def has_own_loop(env: Any) -> bool:
 
 
 def saves_models(env: Any) -> bool:
-    """Returns whether models are saved in each record_period: as `save_weights` says, or else as iowa's loop does."""
-    chosen = of_model(env.config, "save_weights")
-    return bool(has_own_loop(env) and of_loop(env.config, "record_period") if chosen is None else chosen)
+    """Returns whether models are saved each record_period, by `save_weights` or, without it, as iowa's loop does."""
+    chosen = setting_of(env.config, "model", "save_weights")
+    by_period = has_own_loop(env) and setting_of(env.config, "experiment", "record_period")
+    return bool(by_period if chosen is None else chosen)
 
 
 def base_of(thing: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Pickles environments and models without their memories, which stay in place, and restores a model."""
+"""Pickles environments and models without their memories, and restores a model."""
 
 import io
 import pickle
@@ -19,8 +19,8 @@ _LOCKS = {type(make()): make for make in (threading.Lock, threading.RLock)}
 def pack(thing: Any, apart: Mapping[str, Any]) -> bytes:
     """Pickles `thing`; each object of `apart` is replaced by its name, wherever it occurs.
 
-    A lock becomes a new, free lock. A view of a larger tensor becomes a separate tensor; otherwise the pickle would
-    hold the larger tensor once for each of its views.
+    A lock becomes a new, free lock. A view of a larger tensor becomes a separate tensor, since the pickle would
+    otherwise hold the larger tensor once for each view.
     """
     file = io.BytesIO()
     try:
@@ -33,7 +33,7 @@ def pack(thing: Any, apart: Mapping[str, Any]) -> bytes:
 
 
 def unpack(data: bytes, apart: Mapping[str, Any]) -> Any:
-    """Unpickles `data`, and puts the objects of `apart` in the places of the names that `pack` left."""
+    """Unpickles `data`, and replaces the names that `pack` left by the objects of `apart`."""
     unpickler: Any = pickle.Unpickler(io.BytesIO(data))
     unpickler.persistent_load = apart.__getitem__
     return unpickler.load()
@@ -74,7 +74,7 @@ def move(model: Any, device: Any) -> None:
     networks(model).to(device)
     for optimizer in vars(model).values():
         if isinstance(optimizer, torch.optim.Optimizer):
-            optimizer.load_state_dict(optimizer.state_dict())  # to the devices of their parameters
+            optimizer.load_state_dict(optimizer.state_dict())  # moves the state to the parameters' device
     if hasattr(model, "device"):
         model.device = device
 
@@ -83,7 +83,7 @@ def restore(model: Any, memory: Any, store: ParameterStore, saves: tuple[str, ..
     """Restores a model: weights and epsilon from its learner's last publication, everything else from the last save.
 
     Returns the publication's extras. Raises TimeoutError, and changes nothing, if the publisher died while it wrote to
-    the only slot. The model's classes may raise any exception; weights and epsilon are set by then.
+    the only slot. If the model's own classes raise, weights and epsilon were restored before.
     """
     subscriber = store.subscriber(networks(model))
     subscriber.pull()

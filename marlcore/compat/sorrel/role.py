@@ -1,4 +1,4 @@
-"""The common part of an experiment's processes: the spec that each process gets, its seeds and its messages."""
+"""The base of an experiment's processes: the spec that each process gets, its seeds and its messages."""
 
 import random
 from abc import ABC, abstractmethod
@@ -15,24 +15,24 @@ from .messages import framed
 from .options import Options
 
 ACTOR, LEARNER = "actor-{}", "learner-{}"
-MEMORY, MODEL = "memory-{}", "model-{}"  # names of the parts that are left out of a packed environment
+MEMORY, MODEL = "memory-{}", "model-{}"  # names of parts that a packed environment leaves out
 
 
 class ModelSpec(NamedTuple):
-    """A model, which one agent has or several agents share."""
+    """A model of one agent, or of several agents that share it."""
 
-    agents: tuple[int, ...]
+    agents: tuple[int, ...]  # their indices
     rings: tuple[Buffer, ...]  # the model's memories, one for each copy of the world, the first actor's first
     rollouts: tuple[ParameterStore, ...]  # on-policy, instead of rings: the memory at an epoch's end; see `rollout`
     weights: ParameterStore
-    saves: tuple[str, ...]  # paths of two files, to which the whole model is saved alternately
+    saves: tuple[str, ...]  # the paths of two files, to which the whole model is saved in turn
 
     def rollout(self, epoch: int) -> ParameterStore:
         return self.rollouts[epoch % len(self.rollouts)]
 
 
 class ExperimentSpec(NamedTuple):
-    """The parts of an experiment that each process gets. When unpickled, shared objects attach to the same memory."""
+    """What each process of an experiment gets; unpickled shared objects attach to the same memory."""
 
     options: Options
     epochs: int  # of the experiment
@@ -48,7 +48,7 @@ class ExperimentSpec(NamedTuple):
         return range(actor, self.epochs, self.options.actors)
 
     def must_have_ended(self, epoch: int) -> dict[int, int]:
-        """Returns for each actor how many of its epochs must have ended before learners learn from this epoch."""
+        """Returns, by actor, the number of its epochs that must have ended before learners learn from this epoch."""
         options = self.options
         if options.ahead:
             return {epoch % options.actors: epoch // options.actors + 1}
@@ -57,7 +57,7 @@ class ExperimentSpec(NamedTuple):
 
 
 def ended_epochs() -> dict[str, Any]:
-    """Returns the content of an actor's ParameterStore. The store's version counts the actor's ended epochs."""
+    """Returns the content of an actor's ParameterStore, whose version counts the actor's ended epochs."""
     return {"epochs": np.zeros((), np.int64)}
 
 
@@ -73,10 +73,10 @@ class Role(WorkerBase, ABC):
 
     @abstractmethod
     def step(self) -> bool:
-        """Works on the next epochs; returns False if there is none."""
+        """Works on the next epochs; returns False if none is left."""
 
     def finish(self) -> None:
-        """Cleans up; `work` calls it at the end, also after an error."""
+        """Is called at the end of `work`, also after an error."""
 
     def work(self) -> None:
         """Works until every epoch is done, or the experiment stops."""
@@ -88,7 +88,7 @@ class Role(WorkerBase, ABC):
             self.finish()
 
     def send(self, epoch: int, content: Any) -> None:
-        """Sends a message to the parent; waits only while 64 KiB or more are unread."""
+        """Sends a message to the parent; waits only if 64 KiB are still unread."""
         self._mail.write(framed(epoch, content))
         self._mail.flush()
 

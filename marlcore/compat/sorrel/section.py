@@ -1,4 +1,4 @@
-"""The section `multiprocessing` of an experiment's configuration: options, and names of what is set elsewhere."""
+"""The section `multiprocessing` of an experiment's configuration: options, and settings that belong elsewhere."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -8,7 +8,7 @@ import torch
 
 from ...checks import brief, check_type, names_error
 from ...declared import listed
-from .options import Options, of_model
+from .options import Options, setting_of
 from .role import LEARNER
 
 _LABEL = "config: multiprocessing"
@@ -18,7 +18,7 @@ _DEALT_OUT = "device_per_agent"
 
 
 def chosen_options(env: Any, config: Any, options: Mapping[str, Any]) -> tuple[bool, Options]:
-    """Returns whether to use processes, and the options, from the call or else the section `multiprocessing`."""
+    """Returns whether to use processes, and the options: those of the call, then of the section `multiprocessing`."""
     section = getattr(config, "multiprocessing", None)
     if not isinstance(section, Mapping | None):
         raise TypeError(f"{_LABEL}: expected a section, got {brief(section)}")
@@ -42,14 +42,14 @@ def chosen_options(env: Any, config: Any, options: Mapping[str, Any]) -> tuple[b
 
 
 def _set_elsewhere(agents: Sequence[Any], models: Sequence[Any], config: Any) -> dict[str, tuple[str, Iterable[Any]]]:
-    """Returns, of each name that no option has, where it is set, and its values there as far as they can be read."""
+    """Returns, by name of a setting that is no option, where it is set, and its values there, if known."""
 
     def of_each(name: str, part: str | None = None) -> list[Any]:
         owners = [getattr(model, part, None) if part else model for model in models]
         return [getattr(owner, name) for owner in owners if hasattr(owner, name)]
 
     rates = [group["lr"] for groups in of_each("param_groups", "optimizer") for group in groups]
-    decay = of_model(config, "epsilon_decay")
+    decay = setting_of(config, "model", "epsilon_decay")
     return {
         "num_agents": ("the number of agents", [len(agents)]),
         "num_learner_processes": ("one for each model", [len(models)]),
@@ -83,7 +83,7 @@ def _rename(
 
 
 def _dealt_out(value: Any, models: int) -> dict[str, str] | None:
-    """Returns a GPU for each learner, in turn; None, for the models' own devices, without any or if not asked for."""
+    """Returns the GPU of each learner, dealt out in turn; None (the models' own devices) if False, or without GPUs."""
     check_type(f"{_LABEL}.{_DEALT_OUT}", value, bool, expected="true or false")
     count = torch.cuda.device_count() if value else 0
     return {LEARNER.format(i): f"cuda:{i % count}" for i in range(models)} if count else None

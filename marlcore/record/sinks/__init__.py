@@ -1,8 +1,4 @@
-"""The sinks of a run's metrics: one stream goes to several sinks; each sink has its own file.
-
-The parent writes metrics.csv itself, since that file is the run's own record. Every other sink works behind a queue, in
-its own thread: it slows no other part, and metrics that it loses are counted. Sinks never read shared memory.
-"""
+"""The sinks that take a run's metrics: metrics.csv, the run's own record, and others, which may lose metrics."""
 
 from .background import Background, Sink, Sinks, open_sinks
 from .csv import CsvSink, each_metric, read_metrics

@@ -1,4 +1,4 @@
-"""A run's sinks: metrics.csv is written at once; every other sink has a thread, and a queue that may drop metrics."""
+"""A run's sinks: metrics.csv is written at once; every other sink has a thread and a queue, which may drop metrics."""
 
 import logging
 import threading
@@ -19,8 +19,8 @@ from .csv import CsvSink
 from .tensorboard import TensorBoardSink
 from .wandb import WandbSink, check_wandb
 
-CAPACITY = 10_000  # metrics that wait; about 2 MB
-CLOSE_S = 5.0  # for a sink to write its queue and close
+CAPACITY = 10_000  # metrics in a queue; about 2 MB
+CLOSE_S = 5.0  # seconds that a sink gets to write its queue and close
 CALLBACK = "callback"
 LOOK_S = 0.1
 
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 class Sink(Protocol):
     """Takes a run's metrics. A single thread makes the sink and calls all its methods.
 
-    An exception of any method ends the sink, not the run. If a sink has a method `announce`, it gets each of the run's
-    events after the metric that completes the event. A slow sink loses metrics, but no events.
+    An exception in any method ends the sink, not the run. A sink may have a method `announce(event)`, which is called
+    with each event of the run after the metric that completes it. A slow sink loses metrics, but no events.
     """
 
     def record(self, metric: Metric) -> None:
@@ -41,11 +41,11 @@ class Sink(Protocol):
         """Makes everything recorded so far visible to readers; called about once a second."""
 
     def close(self) -> None:
-        """Flushes and releases the sink's resources; always the last call, even after another method raised."""
+        """Flushes and releases the sink's resources; always the last call, even after another method has raised."""
 
 
 class Background:
-    """Runs a sink in another thread. If the queue is full, metrics are dropped and counted; events never are dropped.
+    """Runs a sink in another thread. If the queue is full, metrics are dropped and counted; events are never dropped.
 
     The first metric starts the thread, so a run that fails earlier leaves no trace in the sink.
     """
@@ -56,17 +56,15 @@ class Background:
         self._capacity = capacity
         self._queue: SimpleQueue[Metric | Event | Literal["flush", "end"]] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._offered = 0  # written by the run's thread
-        self._announced = 0  # also written by the run's thread
-        self._written = 0  # written by the sink's thread
-        self._delivered = 0  # events; also written by the sink's thread
-        self._late = False  # written by the run's thread: the sink now gets only events
-        self._given_up = False  # written by either
+        self._offered, self._announced = 0, 0  # metrics and events so far; written by the run's thread
+        self._written, self._delivered = 0, 0  # those that the sink has taken; written by the sink's thread
+        self._late = False  # whether the sink now gets only events; written by the run's thread
+        self._given_up = False  # written by both threads
         self._ended = False
 
     @property
     def lost(self) -> int:
-        """The number of metrics that the sink has not taken; before `close`, queued metrics count, too."""
+        """The number of metrics that the sink has not taken, queued ones included."""
         return self._offered - self._written
 
     def record(self, metric: Metric) -> None:
@@ -92,9 +90,9 @@ class Background:
             self._queue.put("end")
 
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Ends the sink; waits at most `timeout` seconds, and CLOSE_S more if events are still queued.
+        """Ends the sink; waits at most `timeout` seconds and, if events are still queued, CLOSE_S more for the events.
 
-        In these it takes only events; its queued metrics are lost. A sink that has not ended then is logged and left.
+        Metrics that are still queued then are lost. If the sink has not ended, logs this and leaves it.
         """
         self.end()
         if self._thread is None:
@@ -104,11 +102,11 @@ class Background:
             self._late = True
             self._thread.join(CLOSE_S)
         if self._thread.is_alive() and not self._given_up:
-            self._given_up = True  # if it wakes up, it only closes
-            log.warning("metrics: the sink %s did not close in time and is left behind", self.name)
+            self._given_up = True  # if its thread wakes up, it only closes the sink
+            log.warning("metrics: the sink %s did not close in time; the run ended without it", self.name)
 
     def wait(self, enough: Callable[[], bool]) -> None:
-        """Waits until the thread of the closed sink has ended or `enough` returns True."""
+        """Waits until the closed sink's thread has ended or `enough` returns True."""
         while self._thread is not None and self._thread.is_alive() and not enough():
             self._thread.join(LOOK_S)
 
@@ -119,7 +117,7 @@ class Background:
             self._queue.put(request)
 
     def _start(self) -> None:
-        # A daemon: a sink that hangs does not keep the interpreter from its exit.
+        # A daemon, so that a sink that hangs does not keep the interpreter from exiting
         self._thread = threading.Thread(target=self._work, name=f"marlcore-sink-{self.name}", daemon=True)
         try:
             self._thread.start()
@@ -132,15 +130,15 @@ class Background:
             sink = self._make()
             announce: Callable[[Event], object] | None = getattr(sink, "announce", None)
             with self._reporting():
-                while not self._given_up and (asked := self._queue.get()) != "end":
-                    if asked == "flush":
+                while not self._given_up and (item := self._queue.get()) != "end":
+                    if item == "flush":
                         sink.flush()
-                    elif not isinstance(asked, Metric):
+                    elif not isinstance(item, Metric):
                         if announce is not None:
-                            announce(asked)
+                            announce(item)
                         self._delivered += 1
                     elif not self._late:
-                        sink.record(asked)
+                        sink.record(item)
                         self._written += 1
             sink.close()
 
@@ -152,7 +150,6 @@ class Background:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Gives the sink up, and logs once, in one line, why it gets no more metrics."""
         if self._given_up:
             return
         self._given_up = True
@@ -163,7 +160,7 @@ class Background:
 
 
 class Sinks:
-    """Passes metrics to metrics.csv, which the run's directory closes, and to other sinks with a thread each."""
+    """Passes metrics to metrics.csv (which the run's directory closes) and to the other sinks."""
 
     def __init__(self, csv: CsvSink, others: list[Background]) -> None:
         self._others = others
@@ -176,7 +173,7 @@ class Sinks:
             sink.record(metric)
 
     def announce(self, event: Event) -> None:
-        """Queues an event for all sinks with a thread, after the metric that completes the event."""
+        """Queues an event for all sinks but metrics.csv, after the metric that completes it."""
         for sink in self._others:
             sink.announce(event)
 
@@ -186,7 +183,7 @@ class Sinks:
             sink.flush()
 
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Closes all sinks but metrics.csv within `timeout` seconds, and logs each sink's losses; twice is fine."""
+        """Closes all sinks but metrics.csv within `timeout` seconds, and logs their losses; closing twice is fine."""
         if self._closed:
             return
         self._closed = True
@@ -206,14 +203,14 @@ class Sinks:
 
     @property
     def lost(self) -> dict[str, int]:
-        """The number of metrics that each sink has not taken; metrics.csv has these metrics, too."""
+        """By sink: the number of metrics that it has not taken. metrics.csv has all of them."""
         return {sink.name: sink.lost for sink in self._others}
 
 
 def open_sinks(
     csv: CsvSink, run_dir: Path, config: MetricsConfig, make_callback: Callable[[], Sink] | None = None
 ) -> Sinks:
-    """Returns the configured sinks and the callback's sink; they are made at the first metric.
+    """Returns the configured sinks and the callback's sink, each of which is made at the first metric.
 
     Raises ValueError if a sink cannot be used.
     """
@@ -231,5 +228,5 @@ def _maker(name: str, run_dir: Path, config: MetricsConfig) -> Callable[[], Sink
         return partial(WandbSink, run_dir, config.wandb_project, config.wandb_mode)
     sink: Any = resolve("metrics.sinks", name)
     if not callable(sink):
-        raise ValueError(f"metrics.sinks: expected module:Class, got {name!r}, which is no class")
+        raise ValueError(f"metrics.sinks: expected module:Class, got {name!r}, which is not a class")
     return partial(sink, run_dir)

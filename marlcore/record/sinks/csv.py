@@ -19,7 +19,7 @@ from ...processes import Metric
 from ...regular_files import check_regular, naming, open_regular, read_regular
 from ..files import opener, read_json
 
-PROGRESS = "checkpoints/run.json"  # of a run, beside its metrics.csv
+PROGRESS = "checkpoints/run.json"  # in the directory of metrics.csv
 
 _HEADER = ["time_s", "step", "agent", "name", "value"]
 
@@ -27,7 +27,7 @@ _HEADER = ["time_s", "step", "agent", "name", "value"]
 class CsvSink:
     """Writes a metrics.csv; the mode "r+" continues an existing file after its last whole line.
 
-    Raises: ValueError: another process writes the file, or it is not a metrics.csv; nothing was changed. OSError.
+    Raises OSError, or ValueError if another process writes the file or it is not a metrics.csv; nothing was changed.
     """
 
     def __init__(self, path: Path, mode: Literal["x", "r+"]) -> None:
@@ -36,7 +36,7 @@ class CsvSink:
         self._file = io.TextIOWrapper(io.BufferedWriter(self._raw), encoding="utf-8", newline="")
         with ClosedAfterError(self._file):
             check_regular(path, self._file.fileno())
-            # Keeps runs of marlcore 0.2 away, which lock this file. Other users can only share the lock.
+            # Keeps out marlcore 0.2, which locks this file exclusively. Other users can only share the lock.
             if not try_lock(self._file.fileno(), 0, exclusive=False):
                 expected = "resume: expected a run that has ended"
                 raise ValueError(f"{expected}, got {str(path.parent)!r}, which is still running")
@@ -45,14 +45,14 @@ class CsvSink:
                 self._rows.writerow(_HEADER)
                 self._file.flush()
             else:
-                for _ in each_metric(path):  # raises ValueError: it is no metrics.csv
+                for _ in each_metric(path):  # raises ValueError if it is not a metrics.csv
                     pass
                 whole, newline, _ = path.read_bytes().rpartition(b"\n")
                 os.truncate(path, len(whole) + len(newline))
                 self._raw.take(whole + newline)
 
     def resume_at(self, step: int) -> None:
-        """Cuts off rows after `step`, which the resumed run repeats, but none from before progress was last saved."""
+        """Cuts off rows after `step`, which the resumed run repeats; keeps all rows up to the last saved progress."""
         data = self._path.read_bytes()
         size = max(_saved(self._path)[0], data.index(b"\n") + 1)
         lines = io.StringIO(data[size:].decode(errors="surrogateescape"), newline="").readlines()
@@ -69,13 +69,13 @@ class CsvSink:
         """Appends a metric, buffered until `flush`. Raises ClosedError, or OSError if a write failed."""
         if self._file.closed:
             raise ClosedError(f"{str(self._path)!r}: expected an open file, got a closed one")
-        # repr is the shortest text that reads back as the same float; float() drops NumPy's own repr.
+        # repr is the shortest text that reads back as the same float; float() since NumPy's repr differs.
         time_s, value = repr(float(metric.time_s)), repr(float(metric.value))
         with self._naming():
             self._rows.writerow([time_s, int(metric.step), metric.agent, metric.name, value])
 
     def flush(self) -> None:
-        """Hands everything recorded so far to the operating system. Raises OSError if a write failed."""
+        """Passes everything recorded so far to the operating system. Raises OSError if a write failed."""
         with self._naming():
             self._file.flush()
 
@@ -87,7 +87,7 @@ class CsvSink:
         return [self._raw.size, self._raw.crc]
 
     def close(self) -> None:
-        """Flushes and closes the file, which closes even if the flush raises OSError; closing twice is fine."""
+        """Flushes and closes the file, even if flushing raises OSError; closing twice is fine."""
         with self._naming():
             self._file.close()
 
@@ -110,7 +110,7 @@ class _Summed(io.FileIO):
 
 
 def read_metrics(path: str | Path) -> list[Metric]:
-    """Reads a metrics.csv in the order written; drops a last line without a newline, which a killed run left.
+    """Reads a metrics.csv in the order of writing; drops a last line without a newline, which a killed run left.
 
     In a run's directory, verifies the file up to the run's last saved progress.
 
@@ -120,9 +120,9 @@ def read_metrics(path: str | Path) -> list[Metric]:
 
 
 def each_metric(path: str | Path) -> Iterator[Metric]:
-    """Yields what `read_metrics` returns, one metric at a time, to save memory with long runs."""
+    """Does `read_metrics`, but yields one metric at a time, which saves memory with long runs."""
     expected = ",".join(_HEADER)
-    with open_regular(as_path("path", path)) as file:  # the header first: the rest may be a hole of a sparse file
+    with open_regular(as_path("path", path)) as file:  # reads the header first, since the file may be huge
         header = file.readline(2 * len(expected)).decode(errors="replace").rstrip("\r\n")
     size, crc = _saved(Path(path))
     data = read_regular(path)  # read after the saved progress, since a live run appends

@@ -11,19 +11,19 @@ from typing import Any
 from ...processes import Metric
 from ..files import opener, read_json
 
-EPISODES = 100  # in the mean return at the end
+EPISODES = 100  # number of episodes in the mean return at the end
 
 
 class TensorBoardSink:
     """Writes an event file to run_dir/tensorboard, with tags "agent/name"; a resumed run adds another file.
 
     The first file begins with the settings and hyperparameters of config.json, by dotted name, for the HParams tab.
-    For comparing runs, each file ends with "final/agent/episode_return": the mean over the agent's last episodes.
+    For comparisons of runs, each file ends with "final/agent/episode_return": the mean over the agent's last episodes.
     """
 
     def __init__(self, run_dir: Path) -> None:
-        # Imported here, since workers import this module only for Metric. tensorboard's EventFileWriter would start a
-        # second thread, and torch's SummaryWriter would import torch.
+        # Imported here, since few runs need them. tensorboard's EventFileWriter would start a second thread, and
+        # torch's SummaryWriter would import torch.
         from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb  # type: ignore[import-untyped]
@@ -49,7 +49,7 @@ class TensorBoardSink:
         self._write(metric)
 
     def _write(self, metric: Metric) -> None:
-        if self._began is None:  # the start of the whole run, if it is resumed
+        if self._began is None:  # of a resumed run, the start of its first part
             self._began = time.time() - metric.time_s
         tag = f"{metric.agent}/{metric.name}" if metric.agent else metric.name
         summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=float(metric.value))])
@@ -67,7 +67,7 @@ class TensorBoardSink:
 
 
 def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | float | str]]:
-    """Yields nested settings by dotted name, lists as JSON; leaves out None."""
+    """Yields nested settings by dotted name, with lists as JSON and without None."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _dotted(value, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""Sends metrics to Weights & Biases, online or offline; only this file imports the package wandb, when it is used."""
+"""Sends metrics to Weights & Biases, online or offline. The package wandb is imported only when it is used."""
 
 import os
 import re
@@ -15,7 +15,7 @@ _ID_BYTES = 8
 
 
 def check_wandb(mode: str | None) -> None:
-    """Checks that wandb can be used. Raises ValueError if it is not installed, or is online without credentials."""
+    """Raises ValueError if wandb is not installed or, in mode "online", has no credentials."""
     package = find_spec("wandb")
     if package is None or package.origin is None:  # a folder `wandb` of earlier runs is not the package
         raise ValueError('metrics.sinks: wandb is not installed; try: pip install "marlcore[wandb]"')
@@ -59,14 +59,14 @@ class WandbSink:
         self._run.log({tag: float(metric.value), "step": int(metric.step), "time_s": float(metric.time_s)})
 
     def flush(self) -> None:
-        pass  # W&B's own process sends what it has
+        pass  # W&B's own process sends metrics by itself
 
     def close(self) -> None:
         self._run.finish()
 
 
 def _run_id(path: Path) -> str:
-    """Returns the W&B run's id, drawn once for a run's directory. Raises ValueError if the id's file is damaged."""
+    """Returns the W&B run's id, drawn once for each run directory. Raises ValueError if the id's file is damaged."""
     if not path.exists():
         write_sealed(path, secrets.token_hex(_ID_BYTES).encode())
     run_id = read_sealed(path)[: 2 * _ID_BYTES].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""The role of an actor: it builds the environment, the policies and their collectors, and counts the steps."""
+"""The role of an actor: builds the environment, the policies and their collectors, and counts the steps."""
 
 import logging
 import sys
@@ -60,25 +60,25 @@ class ActorRole(Role):
         if not had_torch:  # only the environment uses it
             settle_torch(config, self.name, self.attempt)
         self.policies = [self._policy(policy) for policy in spec.policies]
-        own = [self._seats(policy, *acts) for policy, acts in zip(spec.policies, self.policies, strict=True)]
-        learning = np.zeros(env.copies, np.int64)  # the place of the policy that learns in each copy, in a league
+        by_policy = [self._seats(policy, *acts) for policy, acts in zip(spec.policies, self.policies, strict=True)]
+        learning = np.zeros(env.copies, np.int64)  # in a league: the index of the policy that learns in each copy
         self.seats: dict[str, Collector | LeagueCollector] = {}
-        for seats in own:
+        for seats in by_policy:
             self.seats |= seats
         if len(self.memory.league) > 1:
-            self.seats = {agent: LeagueCollector([seats[agent] for seats in own], learning) for agent in env.agents}
+            self.seats = {name: LeagueCollector([seats[name] for seats in by_policy], learning) for name in env.agents}
         env.reset(run_seed(config, "env", self._number, self._steps))
         self.episodes, self.ended = 0, env.ended.copy()
-        self._matches = self._league(own, learning) if self.memory.league else None
+        self._matches = self._league(by_policy, learning) if self.memory.league else None
         self.begin: Callable[[Turn], None] = self._matches.begin if self._matches else lambda turn: None
         if config.replay.mixture and not self._matches:
             routed: dict[str, Collector] = {}
-            for policy, seats in zip(spec.policies, own, strict=True):
+            for policy, seats in zip(spec.policies, by_policy, strict=True):
                 routed |= seats if isinstance(policy.source, ReplaySource) else {}
             self.begin = partial(route, routed, list(config.replay.mixture))
 
     def _policy(self, policy: AssignedPolicy) -> tuple[ActingPolicy, FollowedWeights]:
-        self.beat()  # a thousand policies take longer than a worker may be silent
+        self.beat()  # a thousand policies take longer than a worker's timeout
         config, copies = self.config.of(policy.name), self.env.copies
         store = self.hold(ParameterStore.attach(self.memory.weights[policy.name]))
         network, subscriber = network_of(policy, config, self._device, store)
@@ -123,14 +123,14 @@ class ActorRole(Role):
             seats[agent] = Collector(player, weights, recorder, priorities)
         return seats
 
-    def _league(self, own: list[dict[str, Collector]], learning: NDArray[np.int64]) -> Matches:
+    def _league(self, by_policy: list[dict[str, Collector]], learning: NDArray[np.int64]) -> Matches:
         config = self.config
         generator = np.random.default_rng(run_seed(config, "opponents", self._number, self.control.steps))
         pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.memory.league]
         live = [acting for acting, _ in self.policies]  # as opponents, they act with the newest weights
         if not config.self_play.explore:
             live = [replace(acting, explore=None, generator=generator) for acting in live]
-        contenders = [self._contender(place, pools, live, seats, generator) for place, seats in enumerate(own)]
+        contenders = [self._contender(place, pools, live, seats, generator) for place, seats in enumerate(by_policy)]
         return Matches(config.self_play, contenders, learning, self.env.ended, list(config.replay.mixture), generator)
 
     def _contender(
@@ -140,7 +140,7 @@ class ActorRole(Role):
         policies, pools = own_first(self.spec.policies, place), own_first(pools, place)
         subscriber = self.policies[place][1].subscriber
         for pool, newest in zip(pools, _newest(subscriber.extras["opponents"], len(pools)), strict=True):
-            # on another machine, the opponent may still be in transit
+            # on another machine, the opponent's weights may still be in transit
             while not self.control.stopping and not pool.wait(newest - 1, WAIT_S):
                 self.beat()
         given = self.config, self.env.copies, generator, self._device
@@ -160,7 +160,7 @@ class ActorRole(Role):
         return self._steps < self._share() and not self.control.stopping
 
     def cut_episodes(self) -> None:
-        """Steps the environment with a done actor's last actions, which completes the last transitions."""
+        """Steps the environment with the last actions, after the actor's last step, to complete their transitions."""
         cut_episodes(self.env, self.seats, self)
         self.count_steps(0)
 
@@ -184,18 +184,18 @@ class ActorRole(Role):
             self.report_gpu(self._device)
         if steps and not self._is_ready:
             self._is_ready = True
-            self.counters.store(READY, self.attempt)  # the supervisor does not restart a worker that raises before this
+            self.counters.store(READY, self.attempt)  # a worker that raises before this is not restarted
         self.beat()
 
     def work(self) -> None:
-        with self.control.checked_waits(self.check_wait):  # these are waits for a learner
+        with self.control.checked_waits(self.check_wait):  # an actor waits for learners
             act_until_done(self.env, self.seats, self)
             if not self.control.stopping:
                 self.cut_episodes()
-            self.counters.store(READY, self.attempt)  # a successor may have no step to take
+            self.counters.store(READY, self.attempt)  # a restarted actor may have no step left to take
 
 
 def _newest(opponents: NDArray[np.int64], policies: int) -> list[int]:
-    """Returns for each policy the number of its newest frozen copy among the opponents; 0 if there is none."""
+    """Returns, for each policy, the version of its newest frozen copy among the opponents; 0 without a copy."""
     places, versions = np.divmod(np.maximum(opponents, 0), SPAN)
     return [int(versions[places == place].max(initial=0)) for place in range(policies)]

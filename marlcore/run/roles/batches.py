@@ -19,14 +19,6 @@ from ..memory import OwnerOf, reader_of
 from .role import Role
 
 
-def batches_of(
-    policy: AssignedPolicy, role: Role, updates: int, device: torch.device, state: Mapping[str, Any]
-) -> QueueBatches | ReplayBatches:
-    if isinstance(policy.source, QueueSource):
-        return QueueBatches(policy, policy.source, role, state)
-    return ReplayBatches(policy, policy.source, role, updates, device, state)
-
-
 class ReplayBatches:
     """Draws a learner's batches from a replay or a mixture of its parts; with `learner.prefetch`, a thread draws ahead.
 
@@ -61,9 +53,9 @@ class ReplayBatches:
             self._sampler = _mixture_of(replay, len(policy.agents) * config.lanes, config, options)
         else:
             if replay.durable:
-                options["name"] = "learner"  # to continue where the last learner was
+                options["name"] = "learner"  # under this name it continues where the last learner ended
             self._sampler = replay.sampler(learner.batch_size, min_size=learner.warmup, **options)
-        if "sampler" in state and "name" not in options:  # else the state is empty, or another run's (init_from)
+        if "sampler" in state and "name" not in options:  # an empty state, or another run's (init_from), has no sampler
             self._restore(state, updates != state.get("updates"))  # before a thread draws ahead
         ahead = learner.prefetch if config.mode == "async" else 0
         self._limited_ahead = bool(ahead) and config.updates_per_step is not None and not config.offline
@@ -73,7 +65,7 @@ class ReplayBatches:
 
     @property
     def due(self) -> bool:
-        """Whether an update is due, as in `Batches.due`, or a batch drawn in advance is ready."""
+        """Whether an update is due (see `Batches.due`), or a batch that was drawn ahead is ready."""
         return self._sampler.due or (self._limited_ahead and self._source.can_sample())
 
     def follow(self, pace: Callable[[float], float]) -> None:
@@ -86,9 +78,9 @@ class ReplayBatches:
         return {"rows": len(self._replay), **sums}
 
     def save(self, version: int) -> dict[str, Any]:
-        """Saves the replay, in which no row's weights are newer than `version`, then returns the sampler's state.
+        """Saves the replay, whose rows have weights up to `version`, then returns the sampler's state.
 
-        A replay newer than its checkpoint does no harm.
+        It does no harm if a kill leaves a replay that is newer than its checkpoint.
         """
         if self._saves:
             saved = self._memory.checkpoint(self._name).with_suffix(".replay")
@@ -99,23 +91,23 @@ class ReplayBatches:
     def commit(self, checkpoint: Path) -> None:
         """Does nothing: a replay's rows may be drawn again."""
 
-    def _restore(self, state: Mapping[str, Any], again: bool) -> None:
+    def _restore(self, state: Mapping[str, Any], other_draws: bool) -> None:
         """Restores the sampler from a checkpoint, with its priorities if the replay still holds their rows.
 
-        `again`: whether updates were made after the checkpoint; then the sampler draws with other random numbers.
+        `other_draws`: draw with other random numbers, since updates were made after the checkpoint.
         """
         fresh = self._sampler.state_dict()
         saved = {name: tensor.numpy() for name, tensor in state["sampler"].items()}
         if self._name not in self._memory.reloaded and state.get("replay") != self._handle.nonce:
-            of_no_rows = _entries(saved, "generator", "batches")
-            saved = fresh | {name: value for name, value in of_no_rows.items() if name in fresh}
-        if again:
+            independent_of_rows = _entries(saved, "generator", "batches")
+            saved = fresh | {name: value for name, value in independent_of_rows.items() if name in fresh}
+        if other_draws:
             saved |= _entries(fresh, "generator")
         self._sampler.load_state_dict(saved)
 
 
 def _mixture_of(replay: ReplayBuffer, size: int, config: Config, options: Mapping[str, Any]) -> Mixture:
-    """Returns a mixture of a replay's parts, which have `size` lanes each; `config` has the policy's settings."""
+    """Returns a mixture of a replay's parts, which have `size` lanes each; `config` is the policy's."""
     shares, learner = np.array([*config.replay.mixture.values()]), config.learner
     fractions = shares / shares.sum()
     lanes = [range(part * size, (part + 1) * size) for part in range(len(shares))]
@@ -125,15 +117,15 @@ def _mixture_of(replay: ReplayBuffer, size: int, config: Config, options: Mappin
 
 
 def _entries(state: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Returns the entries with these names of a sampler's state, or of the states of all parts of a mixture."""
+    """Returns the entries with these names from the state of a sampler, or of each part of a mixture."""
     return {name: value for name, value in state.items() if name.rpartition(".")[2] in names}
 
 
 class QueueBatches(Batches):
     """Reads a learner's batches from a queue: each transition once, almost all from the newest weights.
 
-    A checkpoint has the cursor of a durable queue, whose rows stay until the checkpoint is saved: a later learner reads
-    on from there. Of other queues it saves nothing, and a resumed run begins with an empty queue.
+    A durable queue keeps its rows until a checkpoint with the reader's cursor is saved, from which a later learner
+    continues. Other queues are not saved: a resumed run begins with an empty queue.
     """
 
     on_policy = True
@@ -141,7 +133,7 @@ class QueueBatches(Batches):
     def __init__(self, policy: AssignedPolicy, source: QueueSource, role: Role, state: Mapping[str, Any]) -> None:
         self._queue = queue = role.hold(TrajectoryQueue.attach(role.memory.transitions[policy.name]))
         self._reader: TrajectoryReader = role.hold(reader_of(queue, source, role.config.of(policy.name), state))
-        self._saved: dict[str, Any] | None = None  # the reader's state in the checkpoint
+        self._saved: dict[str, Any] | None = None  # the reader's state in the newest checkpoint
         self.sample = self._reader.read
 
     @property
@@ -165,7 +157,7 @@ class QueueBatches(Batches):
         return {"reader": state, "replay": self._queue.handle.nonce}
 
     def commit(self, checkpoint: Path) -> None:
-        """Lets actors overwrite the rows that the saved checkpoint knows, once the disk has its name too."""
+        """Lets actors overwrite the rows that the saved checkpoint covers, once its name is on the disk, too."""
         if self._saved is not None:
             sync_directory(checkpoint.parent)
             self._reader.commit(self._saved)

@@ -1,4 +1,4 @@
-"""The role of the evaluator: it builds the environment and the policies, and evaluates these until the run ends."""
+"""The role of the evaluator: builds the environment and the policies, and evaluates them until the run ends."""
 
 import os
 import time
@@ -49,7 +49,7 @@ class EvaluatorRole(Role):
         begins = partial(self.counters.store, BEGUN)
         evaluator = Evaluator(candidates, play, settings.interval, lambda: self.steps, settings.seconds, begins=begins)
         evaluator.skipped = self.counters.load(SKIPS)
-        self.counters.store(BEGUN, max(self.counters.load(BEGUN), evaluator.last))  # both outlive a restart
+        self.counters.store(BEGUN, max(self.counters.load(BEGUN), evaluator.last))  # SKIPS and BEGUN outlive a restart
         self._evaluator = evaluator
 
     def _league_games(self, candidates: list[Candidate], seed: Callable[[int], int]) -> Games:
@@ -100,12 +100,12 @@ class EvaluatorRole(Role):
         os.nice(NICENESS)
         self.counters.store(READY, self.attempt)
         waits = self.config.evaluation.wait
-        while not control.stopping:  # at the end, the last weights are evaluated instead, unless `wait` is set
+        while not control.stopping:  # the end interrupts an evaluation, unless `wait`; the last weights follow below
             if not self.step(lambda: not control.stopping or (waits and control.finishing)):
                 time.sleep(WAIT_S)
         learners = [control.workers[name] for name in control.about["learners"]]
         while control.finishing and not all(counters.load(DONE) for counters in learners):
-            self.beat()  # until their last weights are published
+            self.beat()
             time.sleep(WAIT_S)
         if control.finishing:
             self.finish(lambda: control.finishing)

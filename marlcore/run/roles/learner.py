@@ -1,4 +1,4 @@
-"""The role of a learner process: it builds, trains and saves a model for each of its policies."""
+"""The role of a learner process: builds, trains and saves a model for each of its policies."""
 
 import copy
 import logging
@@ -31,7 +31,7 @@ from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
 from ...record import CHECKPOINT_S, checkpoint_path, load_checkpoint, save_checkpoint
 from ...self_play import League, Pool, Snapshot, own_first
 from ...weights import ParameterStore
-from .batches import QueueBatches, ReplayBatches, batches_of
+from .batches import QueueBatches, ReplayBatches
 from .role import Role
 
 log = logging.getLogger(__name__)
@@ -42,18 +42,18 @@ class LearnerRole(Role):
     """Trains the policies of a learner process in turn."""
 
     def build(self) -> None:
-        self._offline = self.config.offline  # asked in each round, and derived from the machines' actors
+        self._offline = self.config.offline  # a property, too slow for each round
         policies = {policy.name: policy for policy in self.spec.policies}
         names = self.spec.learners[self.name]
         self.learners = [self._learner(policies[name]) for name in names]
         self._tallies = [self.control.tallies[name] for name in names]
         self.count_updates()
-        # For serial mode: makes the updates that are due or, on recorded data, one update of each policy
+        # For serial mode: makes the due updates or, on recorded data, one update of each policy
         self.take_turn = self._update_all if self._offline else partial(catch_up, self.learners, self.count_updates)
 
     def _learner(self, policy: AssignedPolicy) -> Learner:
-        """Makes a policy's learner; a restarted learner takes published weights and the checkpoint's other state."""
-        self.beat()  # hundreds of policies take longer than a worker may be silent
+        """Makes a policy's learner; after a restart, with the published weights and the checkpoint's other state."""
+        self.beat()  # hundreds of policies take longer than a worker's timeout
         config, settings = self.config.of(policy.name), self.config.learner_of(policy.name)
         device = choose_device(settings.device, policy.index, settings.device_per_agent)
         model = build_model(policy, config).to(device)
@@ -62,14 +62,18 @@ class LearnerRole(Role):
         if (hold := self.memory.holds.get(policy.name)) is not None:
             hold.begin()
         state = load_checkpoint(checkpoint)
-        # Weights published since would know rows of a durable queue that are read again.
-        again = config.replay.durable and isinstance(policy.source, QueueSource)
-        updates = _restore(model, None if again else store, state)
-        batches = batches_of(policy, self, updates, device, state)
+        # A durable queue's rows since the checkpoint are read again: newer weights have already learnt from them.
+        reads_again = config.replay.durable and isinstance(policy.source, QueueSource)
+        updates = _restore(model, None if reads_again else store, state)
+        batches: QueueBatches | ReplayBatches
+        if isinstance(policy.source, QueueSource):
+            batches = QueueBatches(policy, policy.source, self, state)
+        else:
+            batches = ReplayBatches(policy, policy.source, self, updates, device, state)
         league = self._league(policy, model, state)
         publisher = self.hold(store.publisher(model.acting))
         trainer = _trainer_of(policy, model, settings)  # after the publisher moved the weights into its row
-        if "trainer" in state:  # else the state is empty, or another run's (init_from)
+        if "trainer" in state:  # an empty state, or another run's (init_from), has none
             _restore_trainer(trainer, policy, checkpoint, state, updates)
         if league is not None:
             self._keep_snapshots(league, policy, model, trainer)
@@ -179,7 +183,7 @@ class LearnerRole(Role):
 
 
 def _trainer_of(policy: AssignedPolicy, model: PolicyModel, settings: LearnerConfig) -> Trainer:
-    """Makes a model's trainer. Raises ValueError if this replaced a tensor of the model: no new one is published."""
+    """Makes a model's trainer. Raises ValueError if that replaces tensors of the model: new ones are not published."""
 
     def addresses() -> dict[str, int]:
         return {name: tensor.data_ptr() for name, tensor in model.acting.state_dict(keep_vars=True).items()}
@@ -200,8 +204,8 @@ def _trainer_of(policy: AssignedPolicy, model: PolicyModel, settings: LearnerCon
 def compile_model(module: torch.nn.Module, mode: str) -> None:
     """Compiles a module in place; later copies of it, such as a trainer's target, are not compiled."""
     module.compile(mode=mode)
-    call: Any = module._compiled_call_impl  # copies drop this attribute, but would keep a replaced `forward`
-    if mode in CUDA_GRAPHS:  # the next call overwrites a graph's outputs, and an update makes several calls
+    call: Any = module._compiled_call_impl  # copies of the module drop this attribute (but not a replaced `forward`)
+    if mode in CUDA_GRAPHS:  # each call overwrites the outputs of the last one, and an update makes several calls
 
         def call_and_keep(*args: Any, **kwargs: Any) -> Any:
             return tree_map(lambda part: part.clone() if torch.is_tensor(part) else part, call(*args, **kwargs))
@@ -212,7 +216,7 @@ def compile_model(module: torch.nn.Module, mode: str) -> None:
 def _restore_trainer(
     trainer: Trainer, policy: AssignedPolicy, checkpoint: Path, state: dict[str, Any], updates: int
 ) -> None:
-    """Restores a trainer and, if no update was made after the checkpoint, torch's generator. Raises ValueError."""
+    """Restores a trainer and, if no update was made after the checkpoint, torch's random state. Raises ValueError."""
     try:
         trainer.load_state_dict(state["trainer"])
         if updates == state["updates"]:
@@ -224,9 +228,9 @@ def _restore_trainer(
 
 
 def _restore(model: PolicyModel, store: ParameterStore | None, state: Mapping[str, Any]) -> int:
-    """Loads the newer of checkpoint and published weights into a model; returns how many updates made them.
+    """Loads the newer of checkpoint and published weights into a model; returns the number of updates behind them.
 
-    Without a store the checkpoint counts alone.
+    Without a store, loads the checkpoint.
     """
     updates = int(state.get("updates", 0))
     if state:

@@ -1,4 +1,4 @@
-"""The common part of a run's roles: the spec, the memory of its machine, and metrics."""
+"""The base class of a run's roles, with the spec, the machine's memory, and reports of metrics."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ..spec import RunSpec
 if TYPE_CHECKING:
     import torch
 
-GPU_S = 5.0  # between a worker's reports of its GPU
-WAIT_S = 0.1  # between a worker's checks whether the parent stops it
-HELD_S = 0.01  # between checks whether an awaited evaluation has begun
+GPU_S = 5.0  # seconds between a worker's reports of its GPU
+WAIT_S = 0.1  # seconds between a worker's checks whether the parent stops it
+HELD_S = 0.01  # seconds between checks whether an awaited evaluation has begun
 
 
 def settle_torch(config: Config, name: str, attempt: int) -> bool:
-    """Seeds torch and sets its threads for a worker; returns False if torch is not yet imported here."""
+    """Seeds torch and sets its number of threads for a worker; returns False if torch is not imported yet."""
     torch_here = sys.modules.get("torch")
     if torch_here:
         torch_here.set_num_threads(config.learner.threads)
@@ -51,7 +51,7 @@ class Role(WorkerBase):
     def build(self) -> None: ...
 
     def tell_environments(self) -> None:
-        """Tells the run's step and stage to the environments that this thread steps."""
+        """Provides the run's step and stage to the environments in this thread (see `run_step`)."""
         total, stages = self.config.total_steps, self.config.stages
 
         def look() -> RunStep:
@@ -62,7 +62,7 @@ class Role(WorkerBase):
 
     @property
     def steps(self) -> int:
-        """The run's step count, at most `total_steps`; actors may take a few steps more."""
+        """The run's step count, cut to `total_steps`, since actors may take a few steps more."""
         return min(self.control.steps, self.config.total_steps)
 
     def await_evaluation(self) -> None:
@@ -80,9 +80,9 @@ class Role(WorkerBase):
         """Runs the role's loop in its own process until the role is done or the parent stops it."""
 
     def report_gpu(self, device: torch.device | None) -> None:
-        """Reports for a CUDA device, at most every `GPU_S`, the MiB of this process's tensors and the utilization.
+        """Reports a CUDA device's memory (MiB of this process's tensors) and utilization, at most every `GPU_S`.
 
-        The utilization needs nvidia-ml-py, through which torch asks the driver.
+        The utilization is reported only if nvidia-ml-py is installed.
         """
         if device and device.type == "cuda" and (now := time.monotonic()) - self._weighed >= GPU_S:
             import torch
@@ -90,13 +90,13 @@ class Role(WorkerBase):
             self._weighed = now
             self.report("", f"gpu_mib/{self.name}", torch.cuda.memory_allocated(device) / 2**20)
             if find_spec("pynvml"):
-                busy = math.nan  # if the driver cannot say, as for a MIG slice
+                busy = math.nan  # if the driver does not know it, as for a MIG slice
                 with suppress(Exception):  # nvidia-ml-py raises its own exception classes
                     busy = torch.cuda.utilization(device)
                 self.report("", f"gpu_percent/{self.name}", busy)
 
     def report(self, agent: str, name: str, value: float, step: int | None = None) -> None:
-        """Reports a metric; at the present step if `step` is None."""
+        """Reports a metric, by default at the present step."""
         self.report_each(agent, name, [value], step)
 
     def report_each(self, agent: str, name: str, values: Sequence[float], step: int | None = None) -> None:

@@ -82,7 +82,7 @@ LOOKS = {
     "core": (doctor.check_core, ["marlcore._no"], "problem", "the core does not load: No module named", "pip install"),
     "package": (doctor.check_packages, [["numpy", "no_such"]], "problem", "No module named 'no_such'", "pip"),
     "no version": (doctor.check_packages, [["this_is_hollow"]], "problem", "__version__", "pip install"),
-    "no /dev/shm": (doctor.check_shared_memory, [Path("/no")], "problem", "/no is no directory", "mount a tmpfs"),
+    "no /dev/shm": (doctor.check_shared_memory, [Path("/no")], "problem", "/no is not a directory", "mount a tmpfs"),
     "low limit": (doctor.check_memory_limit, [limit(500 << 20)], "warning", "8.0 GiB, ", "--memory"),
     "limit reached": (doctor.check_memory_limit, [limit(0)], "problem", "8.0 GiB, ", "--memory"),
     "no directory": (doctor.check_feature, ["futex", Path("/no")], "problem", "No such file", "first fix /no"),

@@ -345,8 +345,8 @@ def test_torn_weights_are_waited_for_and_learned_again(monkeypatch: pytest.Monke
         check_refused(run.actor.step, ClosedError, "told to stop")  # where it waits
         run.session.hand_back()
     assert [record.getMessage() for record in caplog.records] == [
-        "learner-0: the published weights are torn, and it learns from those of the beginning",
-        "agents[0].model: the published weights are torn, and stay as they were",
+        "learner-0: the published weights are torn, so it starts again from the initial weights",
+        "agents[0].model: the published weights are torn, so the model keeps its earlier weights",
     ]
 
 

@@ -149,7 +149,7 @@ REFUSED: dict[str, Refused] = {
     "lone surrogate": assigned("policies: expected at most 64 bytes of UTF-8, got", {**RED, "agent_1": "a\ud800"}),
     "no gate": self_play("admit_updates: expected a number, or an admit_win_rate, got None", admit_updates=None),
     "shares": self_play("anchors: expected shares that are at most 1 with `latest`, got 1.05", latest=0.9),
-    "anchor": self_play("anchors: expected module:name of what can be imported, or a checkp", anchors={"weak": 0.1}),
+    "anchor": self_play("anchors: expected module:name of an importable object, or a checkp", anchors={"weak": 0.1}),
     "equal names": self_play("anchors: expected names that differ in their la", anchors={"a:weak": 0.1, "b:weak": 0.1}),
     "share": self_play("anchors arena:weak: expected a probability, got -0.1 from", anchors={"arena:weak": -0.1}),
     "draw": self_play("draw: expected uniform, recent, pfsp, variance, rating, or module:name of a fu", draw="best"),
@@ -222,13 +222,13 @@ def test_a_checked_run_is_pickled_as_it_is() -> None:
 
 def test_a_run_of_one_step_is_too_short_to_learn(caplog: pytest.LogCaptureFixture) -> None:
     Launch.checked(CARTPOLE_ALONE, "dqn", mc.Config(total_steps=1))
-    assert "takes 1 of the 1 steps, and learns only with" in caplog.text
+    assert "takes 1 of the 1 steps, fewer than the" in caplog.text
 
 
 def test_texts_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     space = Dict({"place": Corridor.observation_space, "note": Text(3)})
     Launch.checked(type("Noting", (Corridor,), {"observation_space": space}), "dqn", progress=True)
-    assert "observations: left out note, since no network takes a text," in capsys.readouterr().err
+    assert "observations: left out note, since networks take no texts" in capsys.readouterr().err
 
 
 def test_settings_come_back_from_json() -> None:

@@ -321,7 +321,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (lambda group: group.start_named("x" * 65, idle), ValueError, "name: expected at most 64 bytes of"),
     (lambda group: group.start_named("", idle), ValueError, "name: expected at least 1 byte, got ''"),
     (lambda group: mc.Workers().wait(), mc.ClosedError, "no worker was started yet"),
-    (lambda group: group.__enter__(), mc.ClosedError, "entered once"),
+    (lambda group: group.__enter__(), mc.ClosedError, "entered only once"),
 ]  # fmt: skip
 
 
@@ -340,7 +340,7 @@ def test_without_a_block_the_first_start_begins_and_close_ends() -> None:
     worker = workers.start(idle)
     workers.start(ignore)
     reports_of(workers, 1)
-    check_refused(workers.__enter__, mc.ClosedError, "entered once")
+    check_refused(workers.__enter__, mc.ClosedError, "entered only once")
     assert worker.running
     workers._grace = 0.1  # `ignore` is killed then
     workers.close()
@@ -393,7 +393,7 @@ def test_a_block_that_ended_holds_no_descriptor() -> None:
         assert len(workers) == 3
         assert set(os.listdir("/proc/self/fd")) <= before
         check_refused(lambda: workers.start(idle), mc.ClosedError, "the group of workers has ended")
-        check_refused(workers.__enter__, mc.ClosedError, "entered once")
+        check_refused(workers.__enter__, mc.ClosedError, "entered only once")
     finally:
         gc.enable()
 

@@ -241,7 +241,7 @@ def test_a_checkpoint_of_arrays_is_one_of_torch(tmp_path):
             for name, array in arrays.items():
                 np.testing.assert_array_equal(acting[name], array, strict=not torch.is_tensor(acting[name]))
     refused = {
-        "expected tensors of the CPU, got __builtin__.print": print,
+        "expected tensors on the CPU, got __builtin__.print": print,
         "expected contiguous tensors": torch.zeros(2, 3).T,
     }
     for says, value in refused.items():
@@ -256,7 +256,7 @@ def test_an_edited_configuration_is_taken_and_said(tiny, tmp_path, caplog):
     path.write_text(path.read_text().replace('"seed": 1', '"seed": 2'))
     assert record.read_config(tmp_path) == {"seed": 2, "learner": {"lr": 0.001}}
     assert [record.getMessage() for record in caplog.records] == [
-        f"'{path}': expected the file as the run wrote it, got a changed or damaged one; it is taken as it is"
+        f"'{path}': expected the file as the run wrote it, got a changed or damaged one; it is used as it is"
     ]
 
 

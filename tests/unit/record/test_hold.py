@@ -24,7 +24,7 @@ def hold(tmp_path: Path) -> Hold:
 def test_an_earlier_learner_saves_nothing(hold: Hold) -> None:
     later = replace(hold, epoch=2)
     later.take()
-    with pytest.raises(Fenced, match="another learner has taken this policy over"):
+    with pytest.raises(Fenced, match="another learner has taken over this policy"):
         save_checkpoint(hold.checkpoint, {"updates": 2}, hold)
     save_checkpoint(hold.checkpoint, {"updates": 3}, later)
     assert load_checkpoint(hold.checkpoint) == {"updates": 3}
@@ -56,7 +56,7 @@ def test_a_save_leaves_what_another_learner_is_writing(hold: Hold, monkeypatch: 
     """A learner that has lost the hold but is still alive removes no file of the next learner."""
     later, earlier = replace(hold, epoch=2), partial(save_checkpoint, hold.checkpoint, {"updates": 2}, hold)
     later.take()
-    before_a_rename(monkeypatch, lambda: check_refused(earlier, Fenced, "another learner has taken this policy over"))
+    before_a_rename(monkeypatch, lambda: check_refused(earlier, Fenced, "another learner has taken over this policy"))
     save_checkpoint(hold.checkpoint, {"updates": 3}, later)
     assert load_checkpoint(hold.checkpoint) == {"updates": 3}
 

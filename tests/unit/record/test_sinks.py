@@ -347,7 +347,7 @@ def test_a_hanging_sink_is_left_behind_at_the_end(tmp_path, caplog):
         assert held.taken == [] and not held.closed
         assert hanging._thread.daemon, "it would keep the interpreter"
     assert [record.getMessage() for record in caplog.records] == [
-        "metrics: the sink held did not close in time and is left behind",
+        "metrics: the sink held did not close in time; the run ended without it",
         "metrics: the sink held lost 4 metrics, which metrics.csv holds",
     ]
     held.release.set()
@@ -462,7 +462,7 @@ REFUSED: dict[str, Refused] = {
     "a class": (lambda: MetricsConfig((CsvSink,)), TypeError, "sinks: expected names of sinks, got (<class"),
     "mode": (lambda: MetricsConfig(wandb_mode="on"), "wandb_mode: expected online or offline, got 'on'"),
     "nowhere": (opened("nowhere:Sink"), "metrics.sinks: expected something that can be imported, got 'nowhere:Sink'"),
-    "no class": (opened("math:pi"), "metrics.sinks: expected module:Class, got 'math:pi', which is no class"),
+    "no class": (opened("math:pi"), "metrics.sinks: expected module:Class, got 'math:pi', which is not a class"),
 }
 test_a_wrong_sink_is_refused_in_one_line = refusals(REFUSED)
 

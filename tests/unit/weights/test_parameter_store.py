@@ -455,7 +455,7 @@ NO_MEMORY = "weight: expected a tensor with memory; run the model or initialise 
 SLOTS = "snapshot, double_buffer, triple_buffer or a number of slots"
 TWINS = {"tensors": [["a", [2], "float32"]] * 2, "extras": []}
 REFUSED: list[Refused] = [
-    (partial(create, partly_shared), "0.weight, row: expected memory shared whole or not at all"),
+    (partial(create, partly_shared), "0.weight, row: expected tensors that share all of their memory, or none"),
     (partial(create, lambda: nn.LazyLinear(3)), NO_MEMORY),
     (partial(create, lambda: nn.Linear(2, 2, device="meta")), NO_MEMORY),
     (partial(create, extras=3), TypeError, "extras: expected a dict of shapes or Fields by name, got 3"),

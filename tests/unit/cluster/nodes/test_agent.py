@@ -65,7 +65,7 @@ def test_an_agent_that_has_ended_begins_nothing(work: Work) -> None:
 
 
 def test_a_part_that_another_agent_may_make_counts_as_lost(work: Work) -> None:
-    made, work.failure = agent.Agent(), Fenced("another learner has taken this policy over")
+    made, work.failure = agent.Agent(), Fenced("another learner has taken over this policy")
     work.may.set()
     made.begin(b"", None, 2.0)
     assert until(lambda: made.beat(None)).failed.worker == program.SUPERVISOR
