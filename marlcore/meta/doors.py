@@ -1,6 +1,6 @@
 """The functions that train several runs: `train_seeds` repeats a run, `train_population` varies a run's settings.
 
-This file imports little at its top: each function first starts the fork server, whose imports take longest.
+This file imports little at its top: each function starts the fork server first, because its imports take longest.
 """
 
 from __future__ import annotations
