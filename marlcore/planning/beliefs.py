@@ -1,4 +1,4 @@
-"""Arrays of an agent's beliefs about the others' actions: for each of its own actions, profiles and probabilities."""
+"""Tabulates an agent's beliefs about the other agents' actions: for each of its own actions, a distribution."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +14,7 @@ from .graph import Graph
 from .kernels.soft_policies import Belief
 from .tabulate import Numbers, Tabulate, answers
 
-# (state, agent, action) -> (probability, profile) pairs; a profile's actions of the agent and of robots do not matter
+# (state, agent, action) -> (probability, profile) pairs; a profile's actions of the agent and of robots are ignored
 Believed = Callable[[Any, int, int], Iterable[tuple[float, Sequence[int]]]]
 TOLERANCE = 1e-6  # of a sum of believed probabilities
 
@@ -47,7 +47,10 @@ def tabulate_belief(
 
 
 def _profiles_of(agents: Sequence[int], actions: int) -> NDArray[np.int64]:
-    """Returns the numbers of the profiles in which all agents but `agents` take action 0; ascending if `agents` are."""
+    """Returns the numbers of all profiles in which only `agents` take other actions than 0, int64 [profiles].
+
+    The numbers ascend if `agents` do.
+    """
     profiles = np.zeros(1, np.int64)
     for agent in agents:
         steps = np.arange(actions, dtype=np.int64) * actions**agent
@@ -58,10 +61,14 @@ def _profiles_of(agents: Sequence[int], actions: int) -> NDArray[np.int64]:
 def _beliefs(
     believed: Believed, agent: int, others: tuple[int, ...], graph: Graph, numbers: Numbers
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-    """Returns how many pairs `believed` gives by state and action, [numbers, actions], and all pairs as two arrays."""
+    """Calls `believed` for each action in the states `numbers`.
+
+    Returns the number of pairs for each state and action, [numbers, actions], and the pairs one after another, as an
+    array of probabilities and an array of profiles' numbers (see `_base`).
+    """
 
     def pairs_of(state: Any) -> list[list[tuple[float, tuple[Any, ...]]]]:
-        # A profile is copied at once, since the caller's function may reuse its memory.
+        # Copies each profile at once, since the caller's function may reuse its memory.
         by_action = (believed(state, agent, action) for action in range(graph.actions))
         return [[(float(p), tuple(profile)) for p, profile in pairs] for pairs in by_action]
 
@@ -93,9 +100,10 @@ def _check_probabilities(pairs: list[tuple[float, tuple[Any, ...]]], where: str)
 
 
 def _base(profile: tuple[Any, ...], others: tuple[int, ...], graph: Graph, where: str) -> int:
+    """Returns the number of the profile with the actions of `others`, and action 0 of all other agents."""
     try:
         acts = [index(profile[i]) for i in others]
-    except (TypeError, IndexError):  # no integers, or too few
+    except (TypeError, IndexError):  # not integers, or too few
         acts = [-1]
     if len(profile) != graph.agents or not all(0 <= act < graph.actions for act in acts):
         raise ValueError(

@@ -1,8 +1,8 @@
-"""Q-learning of a team: a mixer turns the values of the members' own actions into one value of all actions.
+"""Q-learning of a team: a mixer turns the values of the members' actions into a value of their joint action.
 
-The team's reward trains the mixed value, and members act alone: if the mixed value grows with each member's value, the
-members' best actions are together the team's best action (Rashid et al. 2018, arXiv:1803.11485, section 4). Members may
-have memory.
+The team's reward trains the mixed value, but each member acts by its own values. If the mixed value grows with each
+member's value, the members' best actions form the team's best joint action (Rashid et al. 2018, arXiv:1803.11485,
+section 4). Members may have memory.
 """
 
 from abc import abstractmethod
@@ -112,7 +112,7 @@ class TeamNetwork(nn.Module):
         return self.acting.stepped(obs, *window) if window else self.acting(obs)
 
     def mixed(self, values: torch.Tensor, obs: Any) -> torch.Tensor:
-        """Mixes members' values [..., members] into team values [...]; a member that does not act has the value 0."""
+        """Mixes members' values [..., members] into team values [...]; the value of a dead member counts as 0."""
         total: torch.Tensor = self.mixer(values * self.team.alive(obs), obs)
         return total
 

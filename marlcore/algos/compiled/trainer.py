@@ -110,7 +110,7 @@ def as_tensors(batch: Any) -> Any:
 
 
 def as_arrays(batch: Any) -> Any:
-    """Returns a batch of tensors as one of arrays that view the same memory."""
+    """Converts a batch of tensors to a batch of arrays that share their memory."""
     fields = {name: each(_array, value) for name, value in vars(batch).items() if name != "numbers"}
     arrays = Batch(fields, ())
     arrays.numbers = batch.numbers  # type: ignore[attr-defined]
