@@ -29,7 +29,7 @@ LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 Sampled = tuple[NDArray[Any], Floats, dict[str, NDArray[Any]]]
 
 act_by_values = lib.mc_act_by_values  # looked up once
-_INTS, _DOUBLES, _FLAGS = (ffi.typeof(kind) for kind in ("int64_t[]", "double[]", "uint8_t[]"))
+INTS, DOUBLES, FLAGS = (ffi.typeof(kind) for kind in ("int64_t[]", "double[]", "uint8_t[]"))
 
 
 @lru_cache(16)
@@ -86,11 +86,8 @@ class Choices:
         self._rows = -1  # so that the next call does all of this if an interrupt comes in between
         self._action, self._epsilon = np.empty(rows, np.int64), np.empty(rows)
         self._draws, (self._taken, self._best) = np.empty(2 * rows), np.empty((2, rows), np.float32)
-        arrays = {
-            "draws": doubles_of(self._draws),
-            "epsilon": doubles_of(self._epsilon),
-            "action": ints_of(self._action),
-        }
+        draws, epsilon = (ffi.from_buffer(DOUBLES, array) for array in (self._draws, self._epsilon))
+        arrays = {"draws": draws, "epsilon": epsilon, "action": ffi.from_buffer(INTS, self._action)}
         if valued:
             arrays |= {"taken": pointer(self._taken), "best": pointer(self._best)}
         self._raw = ffi.new("struct mc_choices *", {"actions": actions, "dueling": dueling, **arrays})
@@ -112,8 +109,9 @@ def explore(
     """
     rows, of_rows = len(action), np.empty(len(action))
     put_epsilon(of_rows, epsilon)
-    arrays = doubles_of(generator.random((2, rows))), doubles_of(of_rows), flags_of(allowed, (rows, actions))
-    return int(lib.mc_explore(rows, actions, *arrays, ints_of(action)))
+    draws, epsilons = (ffi.from_buffer(DOUBLES, array) for array in (generator.random((2, rows)), of_rows))
+    flags = flags_of(allowed, (rows, actions))
+    return int(lib.mc_explore(rows, actions, draws, epsilons, flags, ffi.from_buffer(INTS, action)))
 
 
 def put_epsilon(of_rows: NDArray[np.float64], epsilon: Any) -> None:
@@ -166,10 +164,9 @@ class Categories:
         """Draws actions, one for each of the rows of a network's `begun`."""
         parts = len(self.sizes)
         drawn, log_prob = np.empty((rows, parts), np.int64), np.empty(rows, np.float32)
-        lib.mc_act_by_categories(
-            begun, parts, ints_of(self._sizes), flags_of(mask, (rows, self.outputs)), uniform_of(generator),
-            ints_of(drawn), pointer(log_prob),
-        )  # fmt: skip
+        sizes, flags = ffi.from_buffer(INTS, self._sizes), flags_of(mask, (rows, self.outputs))
+        into = ffi.from_buffer(INTS, drawn), pointer(log_prob)
+        lib.mc_act_by_categories(begun, parts, sizes, flags, uniform_of(generator), *into)
         action = drawn.reshape(rows) if self._alone else drawn
         return action.astype(self._dtype, copy=False), log_prob, {}
 
@@ -243,12 +240,4 @@ def flags_of(mask: NDArray[np.bool_] | None, shape: tuple[int, int]) -> Any:
         return NULL
     if mask.shape != shape:
         raise ValueError(f"mask: expected shape {shape}, got {mask.shape}")
-    return ffi.from_buffer(_FLAGS, np.ascontiguousarray(mask, np.bool_))
-
-
-def doubles_of(array: NDArray[np.float64]) -> Any:
-    return ffi.from_buffer(_DOUBLES, array)
-
-
-def ints_of(array: NDArray[np.int64]) -> Any:
-    return ffi.from_buffer(_INTS, array)
+    return ffi.from_buffer(FLAGS, np.ascontiguousarray(mask, np.bool_))

@@ -83,7 +83,7 @@ class Inputs:
 
 
 def encoder_of(part: SpacePart, stack: int) -> tuple[Encoder, int]:
-    """Returns a function that writes a part, [k, *shape] or [k, stack, *shape], and how many columns that fills."""
+    """Returns a function that writes a part's values, [k, *shape] or [k, stack, *shape], and its number of columns."""
     space = part.space
     if not isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
         size = stack * math.prod(part.field.shape)
@@ -102,7 +102,7 @@ def encoder_of(part: SpacePart, stack: int) -> tuple[Encoder, int]:
 
 
 def one_hot_places(space: gym.Discrete | gym.MultiDiscrete) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns, for each place of a one-hot vector, the component and the component's value that set the place to 1."""
+    """Returns, for each element of the concatenated one-hot vectors, its component and the value that it stands for."""
     sizes = np.atleast_1d(space.nvec if isinstance(space, gym.MultiDiscrete) else space.n)
     starts = np.broadcast_to(space.start, sizes.shape)
     component = np.repeat(np.arange(len(sizes)), sizes)

@@ -131,10 +131,7 @@ class AgentView:
 
 
 def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str] | None:
-    """Finds the first invalid value in values [k, ...], by the rules of `AgentView.check`.
-
-    Returns its row and an error message; None if all values are valid.
-    """
+    """Returns the first invalid value's row and an error message, by the rules of `check`; None if all are valid."""
     arrays = values if isinstance(values, dict) else {ALONE: values}
     for part in spaces.parts:
         array = arrays[part.name]
@@ -160,10 +157,7 @@ def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str]
 
 
 def wrong_values(space: gym.Space, values: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """Marks invalid values: bool, in the shape of `values` [k, ...]; None if all are valid.
-
-    A Box's bounds are not enforced, since many environments exceed them.
-    """
+    """Marks invalid values [k, ...]; None if all are valid. Ignores Box bounds, which many environments exceed."""
     if values.dtype.kind in "fc":
         wrong: NDArray[np.bool_] = np.isnan(values) if getattr(space, ALLOW_INF, False) else ~np.isfinite(values)
         return wrong

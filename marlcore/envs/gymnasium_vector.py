@@ -104,10 +104,7 @@ class GymnasiumVector(Adapter):
         return [outcome], [self._turn(values)]
 
     def _end(self, outcome: Outcome, values: Values, info: Info, ended: NDArray[Any]) -> tuple[Outcome, Values]:
-        """Ends the episodes of the copies where `ended`, bool [copies], is True.
-
-        Returns the outcome with final observations and infos, and the observations of the next turn.
-        """
+        """Ends the episodes that `ended` [copies] marks; returns the completed outcome and the next observations."""
         over = ended.nonzero()[0]
         self.episodes += len(over)
         self.ended[over] += 1
@@ -254,8 +251,6 @@ class GymnasiumVector(Adapter):
     def _of_copies(self, name: str, values: Any, bools: bool = False) -> NDArray[Any]:
         """Returns a step's values, [copies] or [copies, 1], as an array [copies]."""
         array, shape = np.asarray(values), (self.copies,)
-        if array.shape == shape and (array.dtype == bool if bools else array.dtype.kind == "f"):
-            return array
         if array.shape not in (shape, (*shape, 1)) or (bools and array.dtype.kind not in "biu"):
             expected = f"{'bools' if bools else 'numbers'} {shape}"
             raise EnvironmentFailed(f"{AGENT}: {name}: expected {expected}, got {brief(values)}")
@@ -321,7 +316,7 @@ def _value(copy: int, part: SpacePart, value: Any) -> NDArray[Any]:
 
 
 def _info_of(info: Any, copy: int, copies: int) -> dict[str, Any]:
-    """Returns a copy's info from an array of infos or a dict of arrays, whose "_x" tells which copies have "x"."""
+    """Returns a copy's info from an array of infos, or from a dict of arrays, where "_x" marks the copies with "x"."""
     if not isinstance(info, Mapping):
         return dict(info[copy] or {})
     of_copy: dict[str, Any] = {}

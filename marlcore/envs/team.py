@@ -39,8 +39,8 @@ class Teams:
 class TeamEnvironment(Wrapper):
     """A PettingZoo Parallel environment in which each of `teams` is one agent; see `Team`.
 
-    A team earns the sum of its members' rewards, which its info lists as "member_rewards". The team's episode ends
-    when the last member's does: truncated if a member that acted until then was truncated, otherwise terminated. An
+    A team earns the sum of its members' rewards, which its info lists as "member_rewards". The team's episode ends in
+    the step that ends its last members' episodes: truncated if that step truncates a member, otherwise terminated. An
     AEC environment whose metadata hold "is_parallelizable" is converted to a Parallel one.
 
     Raises: ValueError: the environment is of another kind, or its members' actions cannot be joined.

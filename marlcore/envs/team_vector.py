@@ -122,9 +122,8 @@ class _Columns:
         return Turn(self._name, copies, self._values(now, index), begins[index], tags)
 
     def _outcome(
-        self, outcomes: Sequence[Outcome], results: _Results, ends: NDArray[np.bool_], cut: NDArray[np.bool_],
-        last: Arrays | None,
-    ) -> Outcome:  # fmt: skip
+        self, outcomes: Sequence[Outcome], results: _Results, ends: NDArray[np.bool_], cut: Any, last: Arrays | None
+    ) -> Outcome:
         copies, index = self._rows(results.acted.any(0))
         infos = {copy: info for outcome in reversed(outcomes) for copy, info in outcome.infos if ends[copy]}
         return Outcome(
@@ -138,7 +137,7 @@ class _Columns:
             results.earned.T[index],
         )
 
-    def _rows(self, which: NDArray[np.bool_]) -> tuple[NDArray[np.int64], Any]:
+    def _rows(self, which: Any) -> tuple[NDArray[np.int64], Any]:
         """Returns the copies where `which`, bool [copies], is True, and the index of their rows in arrays of all."""
         return (self._everywhere, slice(None)) if which.all() else (which.nonzero()[0],) * 2
 
@@ -150,9 +149,9 @@ class _Columns:
     def _place(
         self, cut: NDArray[np.bool_], arrays: Arrays, member: str, copies: NDArray[np.int64], seen: Values, final: bool
     ) -> None:
-        """Writes a member's observations [k, ...], and 1 for "alive".
+        """Writes a member's observations [k, ...].
 
-        In final observations, a member is alive only where `cut`: where it was truncated together with its team.
+        In final observations, "alive" is 1 only where `cut`: where the member was truncated together with its team.
         """
         team, rows = self._team, len(copies)
         spaces, number, parts = team.members[member], team.numbers[member], by_name(seen)

@@ -125,7 +125,7 @@ class HuntState:
                 self._bring_back()
 
     def _bring_back(self) -> None:
-        """Returns some collected entities: a turn's draw i decides on entity i, and later draws choose the cells."""
+        """Puts some collected entities back: a turn's draw i decides on entity i, and later draws choose the cells."""
         hunt, entity = np.nonzero(self._collected)  # by hunt, then by entity
         if len(hunt):
             back = self._draws.peek(hunt, entity) < self.rules.respawn

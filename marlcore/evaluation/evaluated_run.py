@@ -26,7 +26,7 @@ class Bot(Protocol):
 
 @runtime_checkable
 class LiveRun(Protocol):
-    """A run that `start` returned; see run.py."""
+    """A run that `start` returned."""
 
     env_fn: Callable[[], Any]
 
@@ -127,10 +127,7 @@ class EvaluatedRun:
         return ScriptedPlayer(f"policies[{agent!r}]", chosen, policy.spaces, copies, policy.hides_joint)
 
     def _checked(self, name: str, player: Any, trust: bool) -> Any:
-        """Returns the policy or script that replaces `name`, an agent or a policy. Raises ValueError or TypeError.
-
-        A string is resolved; a policy's spaces and a script's form are checked.
-        """
+        """Resolves and checks a replacement for `name`, an agent or a policy. Raises ValueError or TypeError."""
         label = f"policies[{brief(name)}]"
         if name not in self._named:
             raise ValueError(f"policies: expected names among {sorted(self._named)}, got {brief(name)}")

@@ -23,7 +23,6 @@ TRACED, TRIED = 3, 5  # numbers of example rows for tracing a program and for te
 
 
 def export_policy(path: str | Path, policy: ActingPolicy) -> dict[str, NDArray[Any]]:
-    """See `LoadedPolicy.export`."""
     file = as_path("path", path)
     if file.suffix not in (".onnx", ".pt"):
         raise ValueError(f"export: expected a file named .onnx or .pt, got {os.fspath(path)!r}")

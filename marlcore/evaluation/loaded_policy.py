@@ -164,13 +164,10 @@ class _WithThreads(TorchNetwork):
 
 
 def _as_rows(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> tuple[Values, int, bool]:
-    """Checks observations; returns them as rows [k, ...], the number k, and whether `obs` is a single observation.
-
-    Raises: see `LoadedPolicy.act`. With `joint`, `obs` may lack the joint observation, which the policy does not see.
-    """
+    """Checks observations; returns them as rows [k, ...], the number k, and whether `obs` is a single observation."""
     if mask is None and spaces.masked and isinstance(obs, Mapping) and MASK in obs:
         obs, mask = obs[ALONE] if obs.keys() == {MASK, ALONE} else obs, obs[MASK]
-    unseen = joint and not (isinstance(obs, Mapping) and {ALONE, JOINT} <= obs.keys())
+    unseen = joint and not (isinstance(obs, Mapping) and {ALONE, JOINT} <= obs.keys())  # `obs` lacks the joint part
     part = next(part for part in spaces.parts if not (joint and part.name == JOINT))
     shape: tuple[int, ...] = ()
     with suppress(KeyError, IndexError, TypeError, ValueError):  # `Spaces.values` names the error

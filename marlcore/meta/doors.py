@@ -43,8 +43,8 @@ def train_seeds(
     with children_of(config) as children:
         from .several import work_seeds
 
-        initial = {"init_from": init_from, "init_strict": init_strict}
-        return work_seeds(env_fn, algorithm, config, seeds, parallel, progress, children, **initial)
+        arguments = env_fn, algorithm, config, seeds, parallel, progress, children
+        return work_seeds(*arguments, init_from=init_from, init_strict=init_strict)
 
 
 def train_population(

@@ -157,7 +157,7 @@ def _check_row(config: PopulationConfig, row: Mapping[str, Any]) -> None:
 
 
 def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
-    """Returns what must not change when a population is resumed: the names of its settings, but not their ranges."""
+    """Returns the settings that a resumed population must keep; the ranges of the varied settings may change."""
     fixed = {name: getattr(config, name) for name in ("size", "method", "interval")}
     lengths = rungs(config, total_steps) if config.method == "halving" else []
     return {"rungs": lengths, **fixed, "settings": sorted(config.settings)}

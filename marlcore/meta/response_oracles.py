@@ -80,7 +80,14 @@ def psro(
     Raises: as `train`; a KeyboardInterrupt ends all runs. ValueError also if a game's returns do not sum to 0.
         ModuleNotFoundError: "nash" needs SciPy, which is not installed.
     """
-    _check_arguments(config, iterations, games, min_gain)
+    check_whole("iterations", iterations)
+    check_whole("games", games, 2)
+    if min_gain is not None and not is_number(min_gain):
+        raise ValueError(f"min_gain: expected a number or None, got {brief(min_gain)}")
+    check_type("config", config, Config)
+    for name, default in (("self_play", SelfPlayConfig()), ("evaluation", EvaluationConfig())):
+        if getattr(config, name) != default:
+            raise ValueError(f"config.{name}: expected the default, since psro chooses all games, got other settings")
     solve = solver_of(meta_solver)
     mixture_by(solve, np.zeros((1, 1)))
     folder = folder_of("psro", config.run_dir, resume)
@@ -96,17 +103,6 @@ def psro(
         for place, population in enumerate(result.populations):
             population.policies = [oracles.policy(place, number) for number in range(len(population.mixture))]
     return result
-
-
-def _check_arguments(config: Config, iterations: int, games: int, min_gain: float | None) -> None:
-    check_whole("iterations", iterations)
-    check_whole("games", games, 2)
-    if min_gain is not None and not is_number(min_gain):
-        raise ValueError(f"min_gain: expected a number or None, got {brief(min_gain)}")
-    check_type("config", config, Config)
-    for name, default in (("self_play", SelfPlayConfig()), ("evaluation", EvaluationConfig())):
-        if getattr(config, name) != default:
-            raise ValueError(f"config.{name}: expected the default, since psro chooses all games, got other settings")
 
 
 def _iterate(
@@ -243,7 +239,7 @@ class Oracles:
         return sum(means) / sides, _NORMAL_975 * math.sqrt(sum(variances)) / sides
 
     def _run(self, place: int, number: int, mixture: NDArray[np.float64]) -> tuple[Any, Algorithms, Config]:
-        """Returns the arguments of `train` for the response `number` of the population `place` to the mixture."""
+        """Returns the arguments of `train` for response number `number` of population `place` against the mixture."""
         policy, run_dir = self.policies[place], self._run_dir(number)
         seed = int(np.random.SeedSequence([self.config.seed, number, place]).generate_state(1)[0])
         played = {self._saved(place - 1, i): share for i, share in enumerate(mixture.tolist()) if share > _LEAST_SHARE}

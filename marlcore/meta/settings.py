@@ -106,7 +106,7 @@ def _check_interval(policies: tuple[AssignedPolicy, ...], interval: int) -> None
 
 
 def _fingerprint(policies: tuple[AssignedPolicy, ...], config: Config) -> Any:
-    """Returns what a setting must not change in a population that copies: networks' shapes, saved replays' limiters."""
+    """Returns the networks' shapes and the saved replays' limiters, which no setting that varies may change."""
     models = [build_model(policy, config).whole.state_dict() for policy in policies]
     shapes = [{name: tuple(tensor.shape) for name, tensor in model.items()} for model in models]
     limiters = [config.limiter(p.name, len(p.agents) * config.lanes) for p in policies] if config.replay.save else []

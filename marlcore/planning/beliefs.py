@@ -1,4 +1,4 @@
-"""Tabulates an agent's beliefs about the other agents' actions: for each of its own actions, a distribution."""
+"""Tabulates an agent's beliefs: for each of its actions, a distribution over the other agents' actions."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -47,10 +47,7 @@ def tabulate_belief(
 
 
 def _profiles_of(agents: Sequence[int], actions: int) -> NDArray[np.int64]:
-    """Returns the numbers of all profiles in which only `agents` take other actions than 0, int64 [profiles].
-
-    The numbers ascend if `agents` do.
-    """
+    """Returns the numbers of all profiles in which the other agents take action 0; sorted if `agents` are."""
     profiles = np.zeros(1, np.int64)
     for agent in agents:
         steps = np.arange(actions, dtype=np.int64) * actions**agent
@@ -63,8 +60,8 @@ def _beliefs(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
     """Calls `believed` for each action in the states `numbers`.
 
-    Returns the number of pairs for each state and action, [numbers, actions], and the pairs one after another, as an
-    array of probabilities and an array of profiles' numbers (see `_base`).
+    Returns the number of pairs for each state and action, [numbers, actions]; then, for all pairs one after another,
+    the probabilities and the profiles' bases (see `_base`).
     """
 
     def pairs_of(state: Any) -> list[list[tuple[float, tuple[Any, ...]]]]:

@@ -16,7 +16,7 @@ from ..checks import brief
 from ..errors import WorldModelFailed, pass_on_from_handler
 from .model import Profiles, Transition
 
-SAMPLE = 32  # the most states that `check_repeats` expands again
+SAMPLE = 32  # the most states to expand again; also at most 1 + a sixteenth of the states with transitions
 TOLERANCE = 1e-6  # of a sum of probabilities
 
 
@@ -95,10 +95,7 @@ class Expansion:
         self._checked = (states + len(counts), rows + len(lengths), outcomes + len(chances))
 
     def check_repeats(self, transition: Transition, profiles: Profiles) -> None:
-        """Expands a sample of states again in this process. Raises ValueError if a result differs from the first one.
-
-        The sample has at most SAMPLE states, and at most 1 + 1/16 of the states with transitions.
-        """
+        """Expands a sample of states again, in this process. Raises ValueError if a state's transitions differ."""
         live = np.flatnonzero(self.rows)
         count = min(SAMPLE, len(live), 1 + len(live) // 16)
         sample = live[np.linspace(0, len(live) - 1, count).astype(int)]

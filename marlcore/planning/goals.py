@@ -30,10 +30,7 @@ class GoalTable:
 
 
 def tabulate_goals(tabulate: Tabulate, goals: Goals, agent: int, acting: NDArray[np.bool_]) -> GoalTable:
-    """Evaluates each of an agent's goals once in each state, and a goal generator once in each `acting` state.
-
-    `acting`, bool [states], is False for terminal states.
-    """
+    """Evaluates an agent's goals once in each state; calls a goal generator where `acting`, bool [states], is True."""
     offered: NDArray[Any]
     if callable(goals):
         job, numbers = partial(_offers, goals, agent), np.flatnonzero(acting).tolist()

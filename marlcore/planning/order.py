@@ -54,8 +54,8 @@ class Edges:
 def topological_order(states: Sequence[Any], edges: Edges) -> list[int]:
     """Orders the states' numbers so that every successor comes later. Raises ValueError if there is a cycle.
 
-    The next state is always the smallest of those whose predecessors are all in the order or, if some states cannot be
-    compared, the one with the smallest number.
+    A state is ready when all its predecessors are in the order. The next state is always the smallest ready one or, if
+    some states cannot be compared, the ready one with the smallest number.
     """
     try:
         order = _smallest_first(states, edges)
@@ -86,7 +86,7 @@ def _smallest_first(keys: Sequence[Any], edges: Edges) -> list[int]:
 
 
 def _cycle(edges: Edges, order: list[int]) -> list[int]:
-    """Returns the states of a cycle, given the order of the states that are on no cycle."""
+    """Returns the numbers of a cycle's states; `order` lists the states that `_smallest_first` could order."""
     left = np.ones(len(edges), bool)
     left[order] = False
     source = edges.source
@@ -134,7 +134,7 @@ def given_levels(states: Sequence[Any], edges: Edges, level_fct: Callable[[Any],
 def write_in_order(arrays: Mapping[str, NDArray[Any]], expansion: Expansion, order: NDArray[np.int64]) -> None:
     """Writes an expansion's rows and outcomes into a graph's arrays.
 
-    `order`, int64 [states], holds the states' numbers in the expansion, in the order of the graph.
+    `order`, int64 [states], lists the states' numbers in the expansion, in the graph's order.
     """
     rows_of, first_outcome = np.asarray(expansion.rows), expansion.first
     first_row = np.cumsum(rows_of) - rows_of

@@ -56,9 +56,9 @@ class Tabulate:
 
 
 def answers(what: str, states: Sequence[Any], calls: Iterable[T]) -> list[T]:
-    """Collects the results of `calls`, the caller's function called in each of `states`.
+    """Collects the results of `calls`, one for each state.
 
-    Raises CallbackFailed, naming the function by `what`, with the state in which a call raised.
+    If a call raises, raises CallbackFailed, which names the state and the caller's function (by the text `what`).
     """
     returned: list[T] = []
     try:

@@ -122,7 +122,7 @@ class League:
         return beats or (config.begin_step is not None and self._step >= config.begin_step)
 
     def _keep_or_roll_back(self, best: Snapshot) -> None:
-        """After each whole window of games against anchors, saves a learner that is the best, or restores the best."""
+        """After each whole window of games against anchors, saves the best learner so far, or rolls back to it."""
         standing, rate = self._standing, self._payoff.anchor_rate
         games = sum(sum(counts) for number, counts in self._payoff.totals.items() if number < 0)
         if rate is None or games - standing.measured < self.config.window:

@@ -83,10 +83,7 @@ class Opponents:
 def make_anchors(
     policy: AssignedPolicy, config: Config, copies: int, generator: np.random.Generator, device: torch.device | None
 ) -> list[MakePlayer]:
-    """Returns, for each anchor, a function that makes its player.
-
-    Raises ValueError if an anchor is missing or has another network than `policy`.
-    """
+    """Returns a function for each anchor that makes its player. Raises ValueError for a missing or unfit checkpoint."""
     anchors: list[MakePlayer] = []
     for reference, name in zip(config.self_play.anchors, config.self_play.names, strict=True):
         source = _source_of(reference)

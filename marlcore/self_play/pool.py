@@ -93,13 +93,10 @@ def saved_opponents(run_dir: Path, policy: str, most: int) -> list[int]:
 
 
 def pool_store(model: PolicyModel, slots: int, extras: dict[str, Any], run_dir: Path, policy: str) -> ParameterStore:
-    """Makes a store of the saved opponents; leaves the newest opponent's weights in `model`.
-
-    Raises ValueError if an opponent has another network.
-    """
+    """Makes a store of the saved opponents; loads the newest into `model`. Raises ValueError if a network differs."""
     numbers = saved_opponents(run_dir, policy, slots)
-    before = numbers[0] - 1 if numbers else 0
-    store = ParameterStore.create(model.acting, slots, extras, begins_after=before, name="opponents")
+    begins_after = numbers[0] - 1 if numbers else 0
+    store = ParameterStore.create(model.acting, slots, extras, begins_after=begins_after, name="opponents")
     with ClosedAfterError(store), store.publisher(model.acting) as publisher:
         for number in numbers:
             path = opponent_path(run_dir, policy, number)

@@ -79,9 +79,8 @@ class ClippedPolicy(Hyperparameters):
     normalize_advantages: bool = True
     """Subtract the mean of a batch's advantages, and divide by their standard deviation."""
     normalize_values: bool = True
-    """The critic predicts values less the running mean of the targets, divided by their standard deviation (Yu et al.
-    2022, arXiv:2103.01955, section 3); its loss and clip_value are in these units. False: reward_scale times rewards.
-    """
+    """The critic predicts values minus the targets' running mean, divided by their running standard deviation (Yu et
+    al. 2022, arXiv:2103.01955, section 3). Its loss and clip_value are in these units."""
     reward_scale: Positive = 1.0
     """Factor on rewards, above 0."""
     correction: Literal["vtrace", "gae"] = "vtrace"
@@ -167,8 +166,7 @@ class ClippedPolicyTrainer(AdamTrainer):
             steps = [self._step(evaluated, rows, bonus)]
         else:
             steps = self._passes(rows, lambda part: self._step(self.evaluate(part), part, bonus), KL)
-        means = torch.stack(steps).mean(0)
-        metrics = dict(zip(METRICS, means, strict=True))
+        metrics = dict(zip(METRICS, torch.stack(steps).mean(0), strict=True))
         return Update({**metrics, "explained_variance": explained}, updates=len(steps))
 
     def evaluate(self, rows: Any) -> Evaluated:

@@ -69,7 +69,7 @@ class TeamQLearning(Windowed, QLearning):
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Returns each member's epsilon-greedy action; `explore` holds "epsilon"."""
-        values, after = member_values(model, obs, request.state)
+        values, after = (model(obs), None) if self.cell is None else model.stepped(obs, request.state)
         allowed = model.team.allowed(request.mask, values)
         rows, members, most = values.shape
         action = array_of(best(values, allowed).flatten())
@@ -80,21 +80,12 @@ class TeamQLearning(Windowed, QLearning):
         return Action(action, state=after and model.acted(after, action))
 
     def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:
-        values, after = member_values(model, obs, state)
+        values, after = (model(obs), None) if self.cell is None else model.stepped(obs, state)
         action = best(values, model.team.allowed(mask, values))
         return action, after and model.acted(after, action)
 
     def make_trainer(self, model: Any) -> "TeamTrainer":
         return TeamTrainer(self, model) if self.cell is None else TeamWindowTrainer(self, model)
-
-
-def member_values(
-    model: MemberNetworks, obs: Any, state: State | None
-) -> tuple[torch.Tensor, dict[str, torch.Tensor] | None]:
-    """Returns members' values [k, members, actions] and the next state, which is None without memory."""
-    if isinstance(model.networks[0], RecurrentQNetwork):
-        return model.stepped(obs, state)
-    return model(obs), None
 
 
 class TeamNetwork(nn.Module):

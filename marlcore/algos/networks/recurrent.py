@@ -268,7 +268,7 @@ def stepped(torso: Any, obs: Any, state: State | None, windows: Windows | None =
 
 
 def first_layers(hyper: Any, spaces: Spaces, hidden: tuple[int, ...], kind: type[RecurrentTorso], **whole: Any) -> Any:
-    """Returns first layers of this kind if the hyperparameters name a recurrent layer, else those of `torso_of`."""
+    """Makes first layers of this kind if the hyperparameters name a recurrent layer; otherwise calls `torso_of`."""
     if getattr(hyper, "cell", None) is not None:
         return kind(hyper, spaces, hidden)
     return torso_of(hyper, spaces, hidden, **whole)

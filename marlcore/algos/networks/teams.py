@@ -171,7 +171,7 @@ class MemberNetworks(nn.Module):
         return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 
     def seen(self, group: MemberGroup, obs: Any, windows: bool = False) -> Any:
-        """Returns a group's observations [k * size, ...] from the team's [k, ...] or, if `windows`, [k, N, ...]."""
+        """Selects a group's observations, [k * size, ...], from the team's: [k, ...] or, if `windows`, [k, N, ...]."""
         axis = 1 + windows + (self.team.spaces.stack > 1)
         seen = obs[group.part].narrow(axis, group.rows.start, group.size).movedim(axis, 1)
         if group.size == 1:

@@ -64,10 +64,7 @@ def _narrow(values, value):
 
 
 def kept(total, value):
-    """Rounds `value`, a term or a sum, to float16 if `total` is a float32 array; otherwise returns it unchanged.
-
-    NumPy, too, adds float16 products in float32 and rounds each result.
-    """
+    """Rounds a term or a sum to float16 if `total` is float32, as NumPy does when it adds products of float16."""
     raise NotImplementedError("only kernels call it")
 
 

@@ -40,10 +40,7 @@ class Scratch(NamedTuple):
 
 @inlined
 def _expect_extreme(rows, state, profile, belief, flags, values, scratch):
-    """Writes the worst or best expectation over the robots' profiles to scratch.extreme.
-
-    Returns False if every robots' profile is impossible together with `profile`.
-    """
+    """Writes the worst or best expectation over robots' possible profiles to scratch.extreme; False if none exists."""
     possible = False
     total, extreme = scratch.total, scratch.extreme
     for i in range(len(belief.robots)):
