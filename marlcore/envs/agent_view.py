@@ -67,10 +67,7 @@ class AgentView:
 
     @classmethod
     def of(cls, agent: str, observation: gym.Space, action: gym.Space, masked: bool = False) -> "AgentView":
-        """Returns an agent's view; `masked` tells whether infos hold masks.
-
-        Raises ValueError if a space or a mask is unsupported.
-        """
+        """Makes an agent's view; `masked` tells whether infos hold masks. Raises ValueError for unsupported spaces."""
         inside = has_mask(observation)
         wrapped = inside and observation.spaces.keys() == {MASK, ALONE}
         try:
@@ -105,10 +102,7 @@ class AgentView:
         raise ValueError(f"{MASK}: expected {Field(expected, 'bool').describe()}, got {brief(value)}")
 
     def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
-        """Checks that values [k, ...] are finite or, if discrete, in range.
-
-        If `acting`, also checks that each mask allows an action.
-        """
+        """Checks that values [k, ...] are finite or, if discrete, in range; if `acting`, that masks allow an action."""
         if values.__class__ is np.ndarray and values.dtype.kind == "f" and are_finite(values):
             return  # a fast path for the most common observations
         fault = fault_of(self.spaces, values, acting=acting)

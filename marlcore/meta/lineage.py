@@ -189,10 +189,7 @@ def explored(config: PopulationConfig, settings: Mapping[str, Any], generator: n
 
 
 def promoted(rung: Mapping[int, float], begun: Collection[int], eta: int) -> list[int]:
-    """Returns the best 1/eta of a rung's scored members, except those that have `begun` the next rung.
-
-    This is asynchronous successive halving.
-    """
+    """Returns the best 1/eta of a rung's members except those that have `begun` the next (asynchronous halving)."""
     ranked = sorted((member for member in rung if rung[member] > LOST), key=rung.__getitem__, reverse=True)
     return [member for member in ranked[: len(rung) // eta] if member not in begun]
 

@@ -27,10 +27,7 @@ def tabulate_belief(
     believed: Believed | None,
     acting: NDArray[np.bool_],
 ) -> Belief:
-    """Tabulates an agent's beliefs for each of its actions in each state that is not terminal.
-
-    If `believed` is None, the beliefs are uniform.
-    """
+    """Tabulates an agent's beliefs by state and own action, where `acting` [states]; uniform if `believed` is None."""
     graph, actions = tabulate.graph, tabulate.graph.actions
     others = tuple(i for i in range(graph.agents) if i != agent and i not in robots)
     free = _profiles_of(robots, actions)

@@ -83,10 +83,7 @@ def odds_fields(config: SelfPlayConfig) -> dict[str, tuple[int, ...] | Field]:
 def create_self_play(
     stack: ExitStack, policies: tuple[AssignedPolicy, ...], config: Config, run_dir: Path
 ) -> tuple[SelfPlay, ...]:
-    """Creates each policy's pool and lanes of results; returns () without self-play.
-
-    Raises ValueError if a saved opponent belongs to another network.
-    """
+    """Creates each policy's pool and lanes of results; () without self-play. Raises ValueError as `pool_store` does."""
     created: list[SelfPlay] = []
     if not config.self_play.pool:
         return ()

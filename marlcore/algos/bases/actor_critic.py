@@ -265,8 +265,7 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
     def step(self, batch: Any) -> Update:
         """Makes DelayedPolicyTrainer's step.
 
-        If members learn from their own rewards, a row's priority is the mean of the members' errors; the error of a
-        dead member counts as 0.
+        With members' own rewards, a row's priority is the mean of the members' errors, where dead members have 0.
         """
         if self.hyper.rewards == "sum":
             return super().step(batch)

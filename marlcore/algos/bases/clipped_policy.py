@@ -259,10 +259,7 @@ class ClippedPolicyTrainer(AdamTrainer):
             yield Minibatch(*(rows_at(values, part) for values in shuffled))
 
     def _step(self, evaluated: Evaluated, rows: Minibatch, bonus: float) -> torch.Tensor:
-        """Makes one gradient step on `rows`, given the model's results for them; returns the numbers in METRICS.
-
-        `bonus` is the weight of the entropy.
-        """
+        """Makes a gradient step on `rows`, given the model's results; returns METRICS. `bonus` weights the entropy."""
         hyper = self.hyper
         policy_loss, kl, clipped = self._policy_loss(evaluated.log_prob, rows, torch.mean)
         value_loss, entropy = self._value_loss(evaluated.value, rows), evaluated.entropy.mean()

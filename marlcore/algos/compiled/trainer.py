@@ -63,11 +63,7 @@ class CompiledTrainer:
 
 
 class Descent:
-    """Makes a ClippedAdam's steps in the core, each with a move of the target networks towards the new weights.
-
-    Attributes:
-        raw: the core's `mc_descent`.
-    """
+    """Makes a ClippedAdam's steps in the core and moves the target networks; `raw` is the core's `mc_descent`."""
 
     def __init__(self, optimizer: Any, most: float, targets: Sequence[torch.Tensor] = ()) -> None:
         tensors, self._group = optimizer.tensors, optimizer.param_groups[0]

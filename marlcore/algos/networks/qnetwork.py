@@ -42,10 +42,7 @@ class QNetwork(nn.Module):
         return self.actions.decoded(best(self(obs), self.actions.allowed(mask)))
 
     def allowed(self, obs: Any, values: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Returns the joint actions that a batch's masks allow, bool [B, actions.count]; None without masks.
-
-        Only the networks of teams need `values`.
-        """
+        """Returns the joint actions that masks allow, bool [B, actions.count]; None without masks. Ignores `values`."""
         allowed: torch.Tensor | None = self.actions.allowed(self.spaces.mask_in(obs))
         return allowed
 

@@ -30,10 +30,7 @@ EPSILON = 1e-3  # of the linear part of `rescaled`, which makes the inverse cont
 
 
 def cell_function(label: str, cell: Any) -> Any:
-    """Returns a built-in layer's name, or a user's function as `custom_function` does.
-
-    Raises: ValueError: `cell` is neither a layer's name nor a function.
-    """
+    """Returns a built-in layer's name, or a user's function (see `custom_function`). Raises ValueError if neither."""
     expected = "lstm, gru, a function of inputs and units, or its module:name"
     if isinstance(cell, str) and ":" not in cell:
         if cell not in PARTS:
