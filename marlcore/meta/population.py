@@ -242,7 +242,10 @@ def links_to_take(run_dir: Path, policies: list[str], copy: int | None) -> dict[
 
 
 def _score(run_dir: Path, begin: int, evaluates: bool) -> float:
-    """Returns the agents' mean return after step `begin`: in the last evaluation, or last tenth of episodes; or NaN."""
+    """Returns the mean over agents of the return since step `begin`; NaN if there is none.
+
+    An agent's return is that of its last evaluation or, without evaluations, the mean of its last tenth of episodes.
+    """
     name = "eval_return" if evaluates else "episode_return"
     values: dict[str, list[float]] = {}
     for metric in each_metric(run_dir / "metrics.csv"):

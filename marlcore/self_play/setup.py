@@ -32,7 +32,7 @@ class SelfPlay:
 
 
 def policies_in_self_play(config: Config, agents: tuple[str, ...]) -> dict[str, str] | None:
-    """Returns the policy's name by agent, one for all; None in a league. Raises ValueError if settings conflict."""
+    """Maps each agent to the policy's name; returns None in a league. Raises ValueError if settings conflict."""
     if len(agents) < 2:
         raise ValueError(f"self_play: expected an environment of two or more agents, got {list(agents)}")
     if config.self_play.roles:

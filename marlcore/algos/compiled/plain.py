@@ -60,7 +60,7 @@ class Watched:
         return any(self._hooks) or any(GLOBAL_HOOKS) or any(map(any, map(TENSOR_HOOKS, self._trained)))
 
     def holds(self) -> bool:
-        """Returns whether no network has changed, in 1.5 microseconds, which is why the loops are written out."""
+        """Returns whether all networks are unchanged. The loops are written out, so that it takes 1.5 microseconds."""
         if RemovableHandle.next_id != self._handles:  # some module got a hook
             if self._is_hooked():
                 return False

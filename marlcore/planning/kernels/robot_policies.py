@@ -55,7 +55,7 @@ def _robots_profile(people, profile):
 
 @inlined
 def _probability(people, state, profile, without):
-    """Returns the probability of the people's actions in a profile; `without` is a person to leave out, or -1."""
+    """Multiplies the probabilities of the people's actions in a profile; skips the person `without` (-1: nobody)."""
     p, actions = 1.0, people.policy.shape[2]
     for person in range(len(people.places)):
         if person != without:
