@@ -1,4 +1,4 @@
-"""Algorithms by name; each is a set of hyperparameters that makes, runs and trains a network.
+"""Algorithms by name. An algorithm is a set of hyperparameters that makes, runs and trains a network.
 
 The first use of a name imports its module, and torch.
 """

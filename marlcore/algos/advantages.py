@@ -1,6 +1,6 @@
 """Computes advantages and value targets, by GAE or V-trace, for batches from a queue; also normalizes values.
 
-All arguments and results are NumPy arrays: advantages go row by row, which a CPU does best.
+All arguments and results are NumPy arrays: advantages are computed row by row, which is fastest on a CPU.
 
 Schulman et al. 2016, "High-dimensional continuous control using generalized advantage estimation" (arXiv:1506.02438);
 Espeholt et al. 2018, "IMPALA: Scalable distributed deep-RL with importance weighted actor-learner architectures"
@@ -19,7 +19,7 @@ from ..kernels import policies
 Floats = NDArray[np.float32]
 
 DECAY = 0.99  # weight of earlier batches in a ValueNormalizer
-LEAST = 1e-2  # smallest standard deviation: equal targets have none
+LEAST = 1e-2  # smallest standard deviation, for targets that are all equal
 
 
 class Steps(NamedTuple):

@@ -21,7 +21,7 @@ from .networks.stand_in import faster
 class BC(Hyperparameters):
     """Hyperparameters of BC, which learns from observations and actions, not from rewards or ends of episodes."""
 
-    imitates: ClassVar[bool] = True  # rows of its own actors would teach it nothing
+    imitates: ClassVar[bool] = True  # so it does not train on rows of its own actors
 
     learning_rate: LearningRate = 1e-3
     """Adam's step size, above 0; a number or a schedule."""

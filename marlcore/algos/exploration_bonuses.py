@@ -48,9 +48,9 @@ class StateTable(nn.Module):
         self.values = nn.Parameter(torch.full((most + 1, *shape), initial, dtype=dtype))
         self.register_buffer("digests", torch.zeros(most + 1, dtype=torch.int64))
         self.register_buffer("states", torch.zeros((), dtype=torch.int64))
-        self._read = np.zeros(0, np.int64)  # the digests that `_row_of` has
+        self._read = np.zeros(0, np.int64)  # the digests in `_row_of`
         self._row_of: dict[int, int] = {}  # by digest
-        self._digest_of: dict[Hashable, int] = {}  # of states that have a row: each state is digested once
+        self._digest_of: dict[Hashable, int] = {}  # of states that have a row, so that each is digested once
 
     def __len__(self) -> int:
         return int(self.states)
@@ -159,7 +159,7 @@ class RNDBonus(nn.Module):
     """
 
     def __init__(self, shape: tuple[int, ...], network: Callable[[], nn.Module] | None = None) -> None:
-        """Makes both networks, from float32 [B, *shape] to [B, n], by `network()`; by default, both have two layers."""
+        """Makes both networks by `network()`: they map float32 [B, *shape] to [B, n]; by default, by two layers."""
         super().__init__()
         if not shape:
             raise ValueError("RNDBonus shape: expected at least one dimension, got ()")

@@ -36,7 +36,7 @@ class HAPPO(ClippedPolicy):
     wants_joint = True
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """Returns a row's fields, with the members' joint log-probability. Raises ValueError as TeamSpaces does."""
+        """Returns a row's fields, with the joint action's log-probability. Raises ValueError as TeamSpaces does."""
         TeamSpaces(self.owner, spaces, shared=False)
         return super().transition(spaces)
 
@@ -106,28 +106,27 @@ class HAPPOTrainer(ClippedPolicyTrainer):
     def update(self, batch: Any) -> Update:
         """Makes each member's steps on one batch, then the critic's (Kuba et al. 2022, Algorithm 4).
 
-        A member's advantages are the batch's advantages times the probability ratios of the members that learned
-        before. Returns the metrics of ClippedPolicyTrainer.update.
+        A member's advantages are the batch's advantages times the probability ratios of the members that learned before
+        it. Returns the metrics of ClippedPolicyTrainer.update.
         """
         self.follow_schedules(batch)
         with torch.no_grad():
             alive = self.team.alive(batch.obs)
-            before = torch.stack([self.judged(member, batch)[0] for member in range(self.team.count)], 1)
+            old = torch.stack([self.judged(member, batch)[0] for member in range(self.team.count)], 1)
             value = faster(self.model.critic)(batch.obs)
-        now = Evaluated((before * alive).sum(1), value, value)
-        rows, explained = self.prepare(batch, now)
+        rows, explained = self.prepare(batch, Evaluated((old * alive).sum(1), value, value))
         advantage, steps = rows.advantage, []
         for member in torch.randperm(self.team.count, generator=self.generator).tolist():
-            of_member = rows._replace(log_prob=before[:, member], advantage=advantage)
+            of_member = rows._replace(log_prob=old[:, member], advantage=advantage)
             steps += self._passes(of_member, partial(self._member_step, member, bonus=batch.numbers[BONUS]), kl=2)
             with torch.no_grad():
-                changed = torch.exp(self.judged(member, batch)[0] - before[:, member])
-            advantage = advantage * torch.where(alive[:, member] > 0, changed, 1.0)
+                ratio = torch.exp(self.judged(member, batch)[0] - old[:, member])
+            advantage = advantage * torch.where(alive[:, member] > 0, ratio, 1.0)
         of_critic = [self._critic_step(part) for _ in range(self.hyper.epochs) for part in self.minibatches(rows)]
-        policy_loss, entropy, kl, beyond, grad_norm = torch.stack(steps).mean(0)
+        policy_loss, entropy, kl, clipped, grad_norm = torch.stack(steps).mean(0)
         value_loss = torch.stack(of_critic).mean()
         loss = policy_loss + self.hyper.value_coefficient * value_loss - batch.numbers[BONUS] * entropy
-        means = dict(zip(METRICS, (loss, policy_loss, value_loss, entropy, kl, beyond, grad_norm), strict=True))
+        means = dict(zip(METRICS, (loss, policy_loss, value_loss, entropy, kl, clipped, grad_norm), strict=True))
         return Update({**means, "explained_variance": explained}, updates=len(steps) + len(of_critic))
 
     def judged(self, member: int, rows: Any) -> Any:
@@ -145,11 +144,11 @@ class HAPPOTrainer(ClippedPolicyTrainer):
         alive = self.team.alive(rows.obs)[:, member]
         share = alive / alive.sum().clamp(min=1.0)
         log_prob, entropy = self.judged(member, rows)
-        loss, kl, beyond = self._policy_loss(log_prob, rows, lambda values: (values * share).sum())
+        loss, kl, clipped = self._policy_loss(log_prob, rows, lambda values: (values * share).sum())
         mean_entropy = (entropy * share).sum()
         grad_norm = self.descend(self.members[member], loss - bonus * mean_entropy)
         with torch.no_grad():
-            return torch.stack([loss, mean_entropy, kl, beyond, grad_norm])
+            return torch.stack([loss, mean_entropy, kl, clipped, grad_norm])
 
     def _critic_step(self, rows: Minibatch) -> torch.Tensor:
         """Makes one gradient step of the critic; returns its loss."""

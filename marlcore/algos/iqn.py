@@ -48,8 +48,8 @@ class IQN(FeedforwardQLearning):
     def priority_of(self, error: NDArray[Any]) -> NDArray[Any]:
         """Returns the loss for each error, since the trainer's priorities are losses.
 
-        Actors compute only the mean of the quantiles. The result assumes that every quantile equals this mean, and
-        weights every error by 1/2, the mean of a fraction tau.
+        Actors compute only the mean of the quantiles, so all quantiles are assumed to equal this mean. Each error is
+        weighted by 1/2, the mean of tau.
         """
         return quantile_loss(error, self.n_tau, self.kappa)
 

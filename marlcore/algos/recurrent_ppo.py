@@ -105,7 +105,7 @@ class RecurrentPPOTrainer(ClippedPolicyTrainer):
     """Makes PPO's passes over each batch, in minibatches of windows."""
 
     def update(self, batch: Any) -> Update:
-        """Makes the steps of ClippedPolicyTrainer.update on windows; the batch's extras hold the recurrent state."""
+        """Makes ClippedPolicyTrainer's update on windows of the batch, whose extras hold the recurrent state."""
         windowed = copy.copy(batch)
         windowed.extras = {**batch.extras, FIRST: first_rows(batch.continues, self.hyper.unroll)}
         return super().update(windowed)
@@ -114,7 +114,7 @@ class RecurrentPPOTrainer(ClippedPolicyTrainer):
         return faster(self.model)(rows.obs, rows.extras, rows.extras[FIRST])
 
     def values_after(self, batch: Any, which: torch.Tensor) -> Any:
-        """Returns the values of the next observations of the rows `which`, from the state after the rows' actions."""
+        """Returns the values of the next observations of the rows `which`, given the state after their actions."""
         torso = faster(self.model.acting.torso)
         _, after = torso(rows_at(batch.obs, which), rows_at(batch.extras, which))
         state = {**torso.acted(after, batch.action[which]), PREVIOUS_REWARD: raw_reward(batch)[which]}
@@ -134,7 +134,7 @@ class RecurrentPPOTrainer(ClippedPolicyTrainer):
 
 
 def first_rows(continues: torch.Tensor, unroll: int) -> torch.Tensor:
-    """Returns where windows begin, bool [B]: at the first of consecutive steps, and at each `unroll`-th from there."""
+    """Marks the rows where windows begin, bool [B]: the first of consecutive rows, and every `unroll`-th after it."""
     place = torch.arange(len(continues), device=continues.device)
     begins = torch.ones_like(continues)
     begins[1:] = ~continues[:-1]

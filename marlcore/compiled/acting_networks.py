@@ -1,8 +1,9 @@
 """Networks by which actors act without torch; each network loads the published weights of a torch network.
 
 `load` takes the weights by name. `outputs` maps observations [k, ...], an array or arrays by name, to a float32 array
-[k, ..., at least the network's outputs], which the next call overwrites. `begin` leaves what it can of this to the call
-of the core that chooses the actions: it sets `begun`, the core's `struct mc_begun`, and returns how many rows that has.
+[k, ..., at least the network's outputs], which the next call overwrites. `begin` prepares the call of the core that
+chooses actions, and may leave the outputs' computation to that call. It fills `begun`, the core's `struct mc_begun`,
+and returns the number of rows.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +18,7 @@ from .chain import Floats, NamedChain, Weights, put_rows
 from .inputs import Inputs
 from .moments import normalized, of_observations
 
-MEMBER = "member"  # the part of a member's observation that tells which one of its network's members it is
+MEMBER = "member"  # the part of a member's observation that holds its one-hot index among its network's members
 
 
 class ActingNetwork(ABC):
@@ -38,7 +39,7 @@ class ActingNetwork(ABC):
 
     def begin(self, obs: Any) -> int:
         outputs = self.outputs(obs)
-        self._x = outputs.reshape(-1, outputs.shape[-1])  # kept, since `begun` points to it
+        self._x = outputs.reshape(-1, outputs.shape[-1])  # an attribute, since `begun` points to it
         return put_rows(self._x, self.begun)
 
 
@@ -58,7 +59,7 @@ class DenseNetwork(ActingNetwork):
     def begin(self, obs: Any) -> int:
         x = self.inputs.matrix(obs)
         if x is not self._x:
-            self._x = None  # if an interrupt comes now, the next call does this anew
+            self._x = None  # so that the next call does all of this if an interrupt comes in between
             self.chain.grow(len(x))
             self.begun.rest, self._rows = self.chain.raw, put_rows(x, self.begun)
             self._x = x

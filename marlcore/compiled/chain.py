@@ -17,8 +17,8 @@ NULL = ffi.NULL
 PAD: int = lib.MC_PAD
 ACTIVATIONS: dict[str | None, int] = {None: lib.MC_LINEAR, "relu": lib.MC_RELU, "tanh": lib.MC_TANH}
 CPU = "MARLCORE_CPU"  # the environment variable that names the highest level to use
-# Widest layers, measured with forward and backward passes of 16 to 256 rows beside torch on an AMD Zen 5 and, for avx2,
-# beside torch limited to AVX2
+# The widest layers for which chains beat torch, measured by passes over 16 to 256 rows on an AMD Zen 5 (for avx2, with
+# torch limited to AVX2)
 WIDEST = {"baseline": 64, "avx2": 256, "avx512": 512}
 LEVELS = tuple(WIDEST)
 
@@ -97,7 +97,7 @@ class Chain:
         """Makes the arrays long enough for this number of rows."""
         if rows <= self.rows:
             return
-        self.rows = -1  # if an interrupt comes now, the next call does this anew
+        self.rows = -1  # so that the next call does all of this if an interrupt comes in between
         self._outputs = [padded_zeros(rows, layer.outputs) for layer in self.layers]
         self._gradients = [padded_zeros(rows, layer.outputs) for layer in self.layers if self._trains]
         for raw, output in zip(self._raw, self._outputs, strict=True):

@@ -1,9 +1,9 @@
 """Random choices of actions, given a network's outputs: exploration, and draws from distributions.
 
-Each distribution is a class with the same members. `outputs` tells how many of the first numbers in each row of the
-network's outputs the distribution uses; `extras` names the fields that rows store beside the action. `draw` returns k
-random actions, and `mode` the k most probable ones. The argument `mask`, bool [k, outputs], tells which values of each
-component are allowed. `log_std`, float32 [outputs], holds the logarithms of a Box's standard deviations, else None.
+All distributions are classes with the same members. A distribution uses the first `outputs` numbers of each row of a
+network's outputs; `extras` are the fields that rows store beside the action. `draw` returns k random actions, `mode`
+the k most probable ones. The argument `mask`, bool [k, outputs], tells which values of each component are allowed;
+`log_std`, float32 [outputs], holds the logarithms of a Box's standard deviations, and is None for other spaces.
 """
 
 import math
@@ -22,14 +22,14 @@ from .chain import NULL, Floats, pointer, put_rows
 
 DRAWN = "drawn"  # the extra in which rows store what a Gaussian drew
 LOG_PROB = "log_prob"  # the extra in which rows store the logarithm of their action's probability
-LOG_STD = (-20.0, 2.0)  # least and greatest of SAC, as in its authors' code
+LOG_STD = (-20.0, 2.0)  # SAC's bounds of a log standard deviation, as in its authors' code
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 # Actions [k, ...] in the space's dtype, their log-probabilities float32 [k], and further extras of rows
 Sampled = tuple[NDArray[Any], Floats, dict[str, NDArray[Any]]]
 
 act_by_values = lib.mc_act_by_values  # looked up once
-_INTS, _DOUBLES, _FLAGS = (ffi.typeof(kind) for kind in ("int64_t[]", "double[]", "uint8_t[]"))
+INTS, DOUBLES, FLAGS = (ffi.typeof(kind) for kind in ("int64_t[]", "double[]", "uint8_t[]"))
 
 
 @lru_cache(16)
@@ -61,7 +61,7 @@ class Choices:
 
         The rows are those of a network's `begun`. If epsilon is None, no row explores and the generator draws nothing.
         """
-        uniform, own = NULL, False
+        uniform, is_array = NULL, False
         if rows > self._rows:
             self._grow(rows)
         if epsilon is None:
@@ -69,12 +69,12 @@ class Choices:
         else:
             if generator is not self._generator:
                 self._generator, self._uniform = generator, uniform_of(generator)
-            uniform, own = self._uniform, type(epsilon) is not float and isinstance(epsilon, np.ndarray)
-            if own:
+            uniform, is_array = self._uniform, type(epsilon) is not float and isinstance(epsilon, np.ndarray)
+            if is_array:
                 put_epsilon(self._epsilon[:rows], epsilon)
                 epsilon = 0.0
         flags = NULL if allowed is None else flags_of(allowed, (rows, self._actions))
-        act_by_values(self._raw, begun, flags, uniform, epsilon, own)
+        act_by_values(self._raw, begun, flags, uniform, epsilon, is_array)
         return (self._action if rows == self._rows else self._action[:rows]).copy()
 
     def values(self, rows: int) -> dict[str, Floats]:
@@ -83,14 +83,11 @@ class Choices:
 
     def _grow(self, rows: int) -> None:
         actions, dueling, valued = self._made_of
-        self._rows = -1  # if an interrupt comes now, the next call does this anew
+        self._rows = -1  # so that the next call does all of this if an interrupt comes in between
         self._action, self._epsilon = np.empty(rows, np.int64), np.empty(rows)
         self._draws, (self._taken, self._best) = np.empty(2 * rows), np.empty((2, rows), np.float32)
-        arrays = {
-            "draws": doubles_of(self._draws),
-            "epsilon": doubles_of(self._epsilon),
-            "action": ints_of(self._action),
-        }
+        draws, epsilon = (ffi.from_buffer(DOUBLES, array) for array in (self._draws, self._epsilon))
+        arrays = {"draws": draws, "epsilon": epsilon, "action": ffi.from_buffer(INTS, self._action)}
         if valued:
             arrays |= {"taken": pointer(self._taken), "best": pointer(self._best)}
         self._raw = ffi.new("struct mc_choices *", {"actions": actions, "dueling": dueling, **arrays})
@@ -112,8 +109,9 @@ def explore(
     """
     rows, of_rows = len(action), np.empty(len(action))
     put_epsilon(of_rows, epsilon)
-    arrays = doubles_of(generator.random((2, rows))), doubles_of(of_rows), flags_of(allowed, (rows, actions))
-    return int(lib.mc_explore(rows, actions, *arrays, ints_of(action)))
+    draws, epsilons = (ffi.from_buffer(DOUBLES, array) for array in (generator.random((2, rows)), of_rows))
+    flags = flags_of(allowed, (rows, actions))
+    return int(lib.mc_explore(rows, actions, draws, epsilons, flags, ffi.from_buffer(INTS, action)))
 
 
 def put_epsilon(of_rows: NDArray[np.float64], epsilon: Any) -> None:
@@ -166,10 +164,9 @@ class Categories:
         """Draws actions, one for each of the rows of a network's `begun`."""
         parts = len(self.sizes)
         drawn, log_prob = np.empty((rows, parts), np.int64), np.empty(rows, np.float32)
-        lib.mc_act_by_categories(
-            begun, parts, ints_of(self._sizes), flags_of(mask, (rows, self.outputs)), uniform_of(generator),
-            ints_of(drawn), pointer(log_prob),
-        )  # fmt: skip
+        sizes, flags = ffi.from_buffer(INTS, self._sizes), flags_of(mask, (rows, self.outputs))
+        into = ffi.from_buffer(INTS, drawn), pointer(log_prob)
+        lib.mc_act_by_categories(begun, parts, sizes, flags, uniform_of(generator), *into)
         action = drawn.reshape(rows) if self._alone else drawn
         return action.astype(self._dtype, copy=False), log_prob, {}
 
@@ -231,7 +228,7 @@ class Normals:
         return self._clipped(outputs[:, : self.outputs])
 
     def _clipped(self, drawn: Floats) -> Any:
-        with np.errstate(over="ignore"):  # a draw may lie beyond such bounds
+        with np.errstate(over="ignore"):  # a draw may lie far beyond wide bounds
             action = self._centre + self._half * drawn
             action = np.minimum(np.maximum(action, self._low), self._high)
             return action.astype(self._dtype).reshape(-1, *self._shape)
@@ -243,12 +240,4 @@ def flags_of(mask: NDArray[np.bool_] | None, shape: tuple[int, int]) -> Any:
         return NULL
     if mask.shape != shape:
         raise ValueError(f"mask: expected shape {shape}, got {mask.shape}")
-    return ffi.from_buffer(_FLAGS, np.ascontiguousarray(mask, np.bool_))
-
-
-def doubles_of(array: NDArray[np.float64]) -> Any:
-    return ffi.from_buffer(_DOUBLES, array)
-
-
-def ints_of(array: NDArray[np.int64]) -> Any:
-    return ffi.from_buffer(_INTS, array)
+    return ffi.from_buffer(FLAGS, np.ascontiguousarray(mask, np.bool_))

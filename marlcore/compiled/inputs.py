@@ -1,4 +1,4 @@
-"""Turns observations into rows of a chain's input matrix: numbers into floats, discrete values into one-hot vectors."""
+"""Converts observations to rows of a chain's input matrix: numbers to floats, discrete values to one-hot vectors."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from ..spaces import SpacePart, Spaces
 from .chain import Floats
 from .moments import Moments, normalized
 
-COPIED = 1024  # at most as many numbers are copied, which takes less time than telling the core where they lie
+COPIED = 1024  # up to so many numbers are copied, which is faster than passing their address to the core
 
 Encoder = Callable[[NDArray[Any], Floats], Any]  # from values [k, ...] into the columns [k, size]
 
@@ -21,8 +21,8 @@ class Inputs:
     """Writes observations into a matrix, whose columns are in the order of a torch network's inputs.
 
     Attributes:
-        size: how many columns an observation fills or, with stacks, a whole stack.
-        is_flat: whether observations [k, size] are the matrix already, but for their dtype.
+        size: how many columns an observation or, with stacks, a whole stack fills.
+        is_flat: whether flattened observations [k, size] are already the matrix, except for their dtype.
         moments: mean and standard deviation by the name of the part that they normalize; empty at first.
     """
 
@@ -71,7 +71,7 @@ class Inputs:
         return self._x
 
     def _fit(self, rows: int) -> None:
-        """Makes the matrix one of this number of rows."""
+        """Gives the matrix this number of rows."""
         self._shape = None
         if rows > len(self._memory):
             self._memory = np.zeros((rows, self.size), np.float32)
@@ -83,7 +83,7 @@ class Inputs:
 
 
 def encoder_of(part: SpacePart, stack: int) -> tuple[Encoder, int]:
-    """Returns a function that writes a part, [k, *shape] or [k, stack, *shape], and how many columns that fills."""
+    """Returns a function that writes a part's values, [k, *shape] or [k, stack, *shape], and its number of columns."""
     space = part.space
     if not isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
         size = stack * math.prod(part.field.shape)
@@ -102,7 +102,7 @@ def encoder_of(part: SpacePart, stack: int) -> tuple[Encoder, int]:
 
 
 def one_hot_places(space: gym.Discrete | gym.MultiDiscrete) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns, for each place of a one-hot vector, the component and the component's value that set the place to 1."""
+    """Returns, for each element of the concatenated one-hot vectors, its component and the value that it stands for."""
     sizes = np.atleast_1d(space.nvec if isinstance(space, gym.MultiDiscrete) else space.n)
     starts = np.broadcast_to(space.start, sizes.shape)
     component = np.repeat(np.arange(len(sizes)), sizes)

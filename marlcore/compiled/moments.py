@@ -13,7 +13,7 @@ Moments = dict[str, tuple[Any, Any]]  # by name: the mean, and the standard devi
 
 
 def moments_of(weights: Mapping[str, Any], module: str) -> Moments:
-    """Returns the moments that the module named `module` has in published weights; {} if there is no such module."""
+    """Reads the moments of the module named `module` from published weights; returns {} if there is no such module."""
     first = f"{module}.mean_"
     means = {name.removeprefix(first): np.array(mean) for name, mean in weights.items() if name.startswith(first)}
     variances = {name: np.asarray(weights[f"{module}.variance_{name}"]) for name in means}

@@ -9,16 +9,7 @@ from ..interfaces import PRIORITY, RETURN, Action, CompiledPolicy
 from .acting_networks import ActingNetwork, MemberNetworks
 from .actions import EnumeratedActions, ScaledActions, TeamChoices
 from .chain import Weights
-from .draws import (
-    LOG_PROB,
-    LOG_STD,
-    Bits,
-    Categories,
-    Choices,
-    Normals,
-    noisy_actions,
-    of_members,
-)
+from .draws import LOG_PROB, LOG_STD, Bits, Categories, Choices, Normals, noisy_actions, of_members
 from .moments import moments_of, normalized
 from .priorities import quantile_loss, step_error
 
@@ -153,7 +144,7 @@ class NoisyBoxPolicy(NetworkPolicy):
         return Action(action)
 
     def _scaled(self, obs: Any, noise: Any, explore: Any) -> Any:
-        """Returns actions [k, size] in units of [-1, 1], not clipped, given standard normal noise."""
+        """Returns actions [k, size] on the scale [-1, 1], not clipped, given standard normal noise [k, size] or 0."""
         outputs, size = self.network.outputs(obs), self._outputs
         mean = outputs[..., :size].reshape(len(outputs), -1)
         if not self._squashed:

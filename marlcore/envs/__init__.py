@@ -36,7 +36,7 @@ KINDS = (
     "openspiel:<game>, vmas:<scenario> or <module>:<function>"
 )
 OWN: dict[str, Any] = {"treasure_hunt": TreasureHunt, "recall": Recall}
-MAKERS: dict[str, Callable[..., Any]] = {  # by the word before the colon; they take what follows it, and the options
+MAKERS: dict[str, Callable[..., Any]] = {  # by the word before the colon; called with the text after it and the options
     "gymnasium": make_gymnasium,
     **{kind: partial(make_pettingzoo, kind) for kind in ("pettingzoo", "pettingzoo-parallel")},
     "openspiel": OpenSpielGame,
@@ -82,7 +82,7 @@ class NamedEnvironment:
     wrappers: Sequence[str] = ()
 
     def __call__(self) -> Any:
-        """Makes the environment as its package does, and wraps it; `adapt` then makes it an Environment."""
+        """Makes the environment by its package and applies the wrappers; `adapt` can turn it into an Environment."""
         wrappers = [resolve("wrappers", wrapper) for wrapper in self.wrappers]
         env = self._bare()
         for wrapper in wrappers:
@@ -182,7 +182,7 @@ def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:
         return vector
     envs = [first]
     with _closed_on_error(envs):
-        adapt(first)  # refuses what is no environment, and spaces that are not supported
+        adapt(first)  # raises for an object that is no environment, and for unsupported spaces
         for _ in range(copies - 1):
             envs.append(_attempt(env_fn))
         return Copies([env if is_parallel(env) else adapt(env) for env in map(by_agents, envs)])
@@ -217,7 +217,7 @@ def checked(env: VectorEnvironment) -> VectorEnvironment:
 
 
 class _Checked(Wrapper):
-    """A user's VectorEnvironment; `observe` raises EnvironmentFailed if a value is wrong."""
+    """A user's VectorEnvironment; `observe` raises EnvironmentFailed for values that are not finite or out of range."""
 
     def __init__(self, env: VectorEnvironment) -> None:
         self._env = env
@@ -234,7 +234,7 @@ class _Checked(Wrapper):
 
 def _in_vector_form(env: Any, copies: int) -> Any:
     """Returns `env` as a VectorEnvironment if it has several copies or can make several itself; otherwise `env`."""
-    if "vectorized" in vars(type(env)):  # not inherited: a subclass may have other rules
+    if "vectorized" in vars(type(env)):  # an inherited method may not fit the subclass's rules
         env = env.vectorized(copies)
     if is_vector(env):
         return env

@@ -1,4 +1,4 @@
-"""Code that adapters share: an agent's spaces and masks, checks of its values, results of an environment's methods."""
+"""Helpers of all adapters: an agent's spaces and masks, and checks of observations, rewards and actions."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ Result = tuple[Any, float, bool, bool, Mapping[str, Any]]  # observation, reward
 
 
 class Absent(NamedTuple):
-    """Stands for the result of an agent that neither acts next nor has just ended; holds only the reward."""
+    """The result of an agent that neither acts next nor has just ended: only a reward."""
 
     reward: Any
 
@@ -48,7 +48,7 @@ class Wrapper:
     _env: Any
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # a copy or a pickle asks before there is an environment
+        if name.startswith("_"):  # copy and pickle look names up before `_env` is set
             raise AttributeError(name)
         return getattr(self._env, name)
 
@@ -67,10 +67,7 @@ class AgentView:
 
     @classmethod
     def of(cls, agent: str, observation: gym.Space, action: gym.Space, masked: bool = False) -> "AgentView":
-        """Returns an agent's view; `masked` tells whether infos hold masks.
-
-        Raises ValueError if a space or a mask is unsupported.
-        """
+        """Makes an agent's view; `masked` tells whether infos hold masks. Raises ValueError for unsupported spaces."""
         inside = has_mask(observation)
         wrapped = inside and observation.spaces.keys() == {MASK, ALONE}
         try:
@@ -105,12 +102,9 @@ class AgentView:
         raise ValueError(f"{MASK}: expected {Field(expected, 'bool').describe()}, got {brief(value)}")
 
     def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
-        """Checks that values [k, ...] are finite or, if discrete, in range.
-
-        If `acting`, also checks that each mask allows an action.
-        """
+        """Checks that values [k, ...] are finite or, if discrete, in range; if `acting`, that masks allow an action."""
         if values.__class__ is np.ndarray and values.dtype.kind == "f" and are_finite(values):
-            return  # the quickest check, of the most common observation
+            return  # a fast path for the most common observations
         fault = fault_of(self.spaces, values, acting=acting)
         if fault is not None:
             raise failed(copies[fault[0]], self.agent, fault[1])
@@ -121,7 +115,7 @@ class AgentView:
         if reward.dtype.kind not in "biuf":
             raise failed(copies[0], self.agent, f"reward: expected a number, got {brief(reward[0])}")
         if reward.dtype != np.float32 or not are_finite(reward):
-            fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
+            fits = np.abs(reward) <= LARGEST_REWARD  # False for NaN
             if 0 in fits.tobytes():
                 row = int(fits.argmin())
                 raise failed(copies[row], self.agent, f"reward: expected a finite number of float32, got {reward[row]}")
@@ -131,7 +125,7 @@ class AgentView:
 
 
 def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str] | None:
-    """Returns the row and the message of the first fault of values [k, ...] (see `check`); None without a fault."""
+    """Returns the first invalid value's row and an error message, by the rules of `check`; None if all are valid."""
     arrays = values if isinstance(values, dict) else {ALONE: values}
     for part in spaces.parts:
         array = arrays[part.name]
@@ -157,7 +151,7 @@ def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str]
 
 
 def wrong_values(space: gym.Space, values: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """Tells which values [k, ...] are outside the space, except for a Box's bounds: many environments exceed these."""
+    """Marks invalid values [k, ...]; None if all are valid. Ignores Box bounds, which many environments exceed."""
     if values.dtype.kind in "fc":
         wrong: NDArray[np.bool_] = np.isnan(values) if getattr(space, ALLOW_INF, False) else ~np.isfinite(values)
         return wrong
@@ -165,7 +159,7 @@ def wrong_values(space: gym.Space, values: NDArray[Any]) -> NDArray[np.bool_] | 
         size = space.n if isinstance(space, gym.Discrete) else space.nvec
         outside: NDArray[np.bool_] = (values < space.start) | (values >= space.start + size)
         return outside
-    return values >> 1 != 0 if isinstance(space, gym.MultiBinary) else None  # a shift alone leaves 0 and 1 at 0
+    return values >> 1 != 0 if isinstance(space, gym.MultiBinary) else None  # the shift gives 0 for 0 and 1 only
 
 
 def label_of(keys: tuple[Any, ...]) -> str:
@@ -206,9 +200,9 @@ def result_of(method: str, result: Any) -> Any:
 
 
 def check_action(agent: str | None, action: Any, ended: bool) -> str:
-    """Checks the action of `agent`, the agent that acts now; returns `agent`.
+    """Checks an action for `agent`, the agent that acts now, and returns `agent`.
 
-    Raises ValueError if no agent acts, or `action` is wrong: an agent that has ended needs None, others an action.
+    Raises ValueError if no agent acts, or if `action` is None before the agent's end, or not None after it.
     """
     if agent is None:
         raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
@@ -223,7 +217,7 @@ def failed(copy: Any, agent: str, reason: Any) -> EnvironmentFailed:
 
 
 def as_reward(value: Any) -> float:
-    """Returns a number, or an array's only number, as a float. Raises TypeError, ValueError or OverflowError."""
+    """Converts a number, or an array of one number, to float. Raises TypeError, ValueError or OverflowError."""
     if value.__class__ is float:
         return value
     shape, kind = getattr(value, "shape", ()), getattr(getattr(value, "dtype", None), "kind", "f")

@@ -1,4 +1,4 @@
-"""The base of vector environments that join the arrays of agents, all of which act at once."""
+"""The base of vector environments that combine the arrays of agents which act simultaneously."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ def is_vector(env: Any) -> bool:
 
 
 def index_of(copies: NDArray[np.int64], count: int) -> Any:
-    """Returns an index of the rows of these copies in arrays of all `count` copies; all at once are a quicker slice."""
+    """Returns the index of these copies' rows in arrays of all `count` copies: a slice, which is faster, for all."""
     return slice(None) if len(copies) == count else copies
 
 
@@ -42,12 +42,13 @@ class AtOnce(Wrapper):
 
     def _begin(self) -> None:
         self._ended = self._env.ended.copy()
-        self._due = np.zeros((len(self._numbers), self.copies), bool)  # who acts in the present step
+        self._due = np.zeros((len(self._numbers), self.copies), bool)  # which agents act in this step
 
     def advance(self) -> tuple[list[Outcome], list[Turn], NDArray[np.bool_]]:
-        """Observes the wrapped environment; also returns, bool [copies], where an episode ended for all agents.
+        """Observes the wrapped environment.
 
-        Raises EnvironmentFailed if agents do not act at once.
+        Returns its outcomes, its turns, and bool [copies]: whether the copy's episode ended for all agents. Raises
+        EnvironmentFailed if agents act one after another.
         """
         outcomes, turns = self._env.observe()
         over: NDArray[np.bool_] = self._env.ended != self._ended
@@ -60,7 +61,7 @@ class AtOnce(Wrapper):
             due[at], continues[at] = True, ~turn.begins
         if (apart := (acted & ~self._due) | (continues & ~acted)).any():
             number, copy = np.argwhere(apart)[0].tolist()
-            reason = "expected agents that act at once, got turns of one after another"
+            reason = "expected agents that act simultaneously, got agents that act one after another"
             raise failed(copy, self._env.agents[number], reason)
         self._due = due
         return outcomes, turns, over
@@ -70,16 +71,16 @@ def joined(
     empty: Callable[[int], Joined], place: Place[Joined], turns: Sequence[Turn], outcomes: Sequence[Outcome],
     over: NDArray[np.bool_],
 ) -> tuple[Joined, Joined | None]:  # fmt: skip
-    """Joins agents' observations in arrays [copies, ...]: those of the present step, and those that end episodes.
+    """Combines the agents' present observations and their final observations into arrays [copies, ...] each.
 
-    An agent whose episode ended at this step is still seen by the agents whose episodes continue. The second result is
-    None if no episode ended; only its rows of ended episodes have a meaning.
+    Agents whose episode continues still see an agent whose episode ended at this step. The second result is None if no
+    episode ended; otherwise only its rows for ended episodes are meaningful.
 
     Args:
-        empty: makes arrays [k, ...] in which no agent is there.
-        place: writes an agent's observations in some copies into the arrays; its last argument tells whether they end
-            the agent's episodes.
-        over: bool [copies], where an episode ended for all agents, so that `turns` begin the next one.
+        empty: makes arrays [k, ...] in which every agent is absent.
+        place: writes an agent's observations in some copies into the arrays; its last argument tells whether they are
+            final observations.
+        over: bool [copies], whether the copy's episode ended for all agents, so that `turns` begin the next one.
     """
     now = empty(len(over))
     for turn in turns:
@@ -100,7 +101,7 @@ def joined(
 
 
 def flat(spaces: Spaces, values: Values) -> NDArray[Any]:
-    """Returns observations [k, ...] without masks as numbers [k, n], each row as `gymnasium.spaces.flatten` does."""
+    """Flattens observations [k, ...] to numbers [k, n] as `gymnasium.spaces.flatten` does, without masks."""
     arrays = by_name(values)
     return np.concatenate([_numbers(part.space, arrays[part.name]) for part in spaces.parts], axis=1)
 
@@ -115,6 +116,6 @@ def _numbers(space: gym.Space, array: NDArray[Any]) -> NDArray[Any]:
 
 
 def state_field(env: Any) -> Field | None:
-    """Returns the field of an environment's state, for critics; None unless its `state_space` is a Box."""
+    """Returns the float32 field of an environment's state, flattened; None unless its `state_space` is a Box."""
     space = getattr(env, "state_space", None)
     return Field((int(np.prod(space.shape)),), "float32") if isinstance(space, gym.Box) else None

@@ -1,4 +1,4 @@
-"""Several single copies as a VectorEnvironment, which advances them one by one."""
+"""A VectorEnvironment made of single environments, which it steps one by one."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -40,10 +40,11 @@ EMPTY_EPISODES = 1000  # after so many episodes in a row without an action, the 
 class Copies:
     """A VectorEnvironment over copies, each an `Environment` or a PettingZoo Parallel environment.
 
-    Copy i begins with the i-th child of the seed's SeedSequence. Agents that act simultaneously get their turns from
+    Copy i is seeded by the i-th child of the seed's SeedSequence. Agents that act simultaneously get their turns from
     the same `observe`; when all have acted, the next `observe` steps their copy. If infos may hold action masks, the
-    constructor resets the first copy once to find out. Raises: ValueError: marlcore does not support a space, or the
-    agents are not known in advance.
+    constructor resets the first copy once to find out.
+
+    Raises: ValueError: marlcore does not support a space, or the agents are not known in advance.
     """
 
     def __init__(self, envs: Sequence[Any]) -> None:
@@ -89,7 +90,7 @@ class Copies:
         return outcomes, turns
 
     def _advance(self, copy: int, env: "Rounds") -> None:
-        """Plays until an agent acts or two episodes have ended; the next `observe` begins the episode after these."""
+        """Plays a copy until an agent must act, or until two episodes in a row end before an agent acts."""
         acting = False
         for ends in (True, False):
             while not acting and (results := env.round()):
@@ -153,7 +154,7 @@ class AgentBuffer:
 
     def begin(self) -> None:
         copies = len(self._everywhere)
-        self._pending = [False] * copies  # whether an action still lacks its outcome
+        self._pending = [False] * copies  # whether the last action's outcome is still missing
         self._begins = [True] * copies
         self._results: list[Row] = []  # results of actions
         self._aside: dict[int, tuple[float, dict[str, float]]] = {}  # by copy: rewards without action, numbers of info
@@ -169,13 +170,13 @@ class AgentBuffer:
             self._over.append((copy, earned, False, False, of_info, None))
 
     def leave(self, copy: int, reward: Any) -> None:
-        """Sets aside an absent agent's reward. The last action of an agent that left early gets no outcome."""
+        """Sets aside an absent agent's reward. If the agent left before its end, its last action gets no outcome."""
         self._pending[copy] = False
         self._begins[copy] = True
         self._set_aside(copy, reward, {})
 
     def acted(self, copies: list[int], action: NDArray[Any]) -> list[Any]:
-        """Notes that these copies act; returns their actions [k, ...] in the form that `step` takes.
+        """Marks the agent as having acted in these copies; converts its actions [k, ...] to the form that `step` takes.
 
         Raises ValueError or TypeError if the actions do not fit the space.
         """
@@ -188,7 +189,7 @@ class AgentBuffer:
         return actions.tolist() if is_discrete else list(actions.astype(dtype))  # copies, which environments may keep
 
     def acts_after(self, copy: int, result: Result) -> bool:
-        """Stores a copy's result and, if an action follows, the observation; returns whether an action follows."""
+        """Stores a copy's result; returns whether the agent acts next, that is, whether its episode continues."""
         observation, reward, terminated, truncated, info = result
         if terminated.__class__ is not bool:
             terminated = self._end(copy, "terminated", terminated)
@@ -252,7 +253,7 @@ class AgentBuffer:
 
     def _end(self, copy: int, name: str, value: Any) -> bool:
         array = np.asarray(value)
-        if array.size != 1 or array.dtype.kind not in "biu":  # "False" is true, and None is false
+        if array.size != 1 or array.dtype.kind not in "biu":  # bool("False") would be True, bool(None) False
             raise failed(copy, self.view.agent, f"{name}: expected a bool, got {brief(value)}")
         return bool(array)
 
@@ -273,7 +274,7 @@ class AgentBuffer:
                 array = value if value.__class__ is np.ndarray else np.asarray(value)
                 if array.dtype != dtype or array.shape != shape:
                     array = as_field(label_of(part.keys), part.field, value)
-                if arrays is self._seen and len(self._everywhere) == 1:  # it is read before the next step
+                if arrays is self._seen and len(self._everywhere) == 1:  # the caller reads it before the next step
                     arrays[name] = (array if array.flags.carray else array.copy())[None]
                 else:
                     arrays[name][copy] = array
@@ -288,7 +289,7 @@ class AgentBuffer:
             raise failed(copy, self.view.agent, error) from error
 
     def _acting_mask(self, mask: Any) -> NDArray[Any] | bool:
-        """Returns the mask or, if the agent's infos never hold a mask, True, which allows all actions."""
+        """Returns the mask of an agent that acts; True, which allows all actions, if its infos never hold masks."""
         if self._masks is None:
             self._masks = mask is not None
         if not self._masks and mask is not None:
@@ -296,13 +297,13 @@ class AgentBuffer:
         return self.view.mask(mask) if self._masks else True
 
     def _final_mask(self, mask: Any) -> NDArray[Any] | bool:
-        """Returns the mask after an episode's last action; True (all actions) if it is missing or allows nothing."""
+        """Returns the mask of a final observation; True, which allows all actions, if it is missing or allows none."""
         allowed = False if mask is None else self.view.mask(mask)
         return allowed if np.any(allowed) else True
 
 
 class _Turns(Adapter):
-    """Gives a copy whose agents act one after another the methods of ParallelRounds; a round is one agent's turn."""
+    """Gives the methods of ParallelRounds to a copy whose agents act one after another: a round is one agent's turn."""
 
     def __init__(self, env: Environment, copy: int) -> None:
         self.agents, self.observation_spaces, self.action_spaces = env.agents, env.observation_spaces, env.action_spaces
@@ -312,7 +313,7 @@ class _Turns(Adapter):
 
     @property
     def infos(self) -> Mapping[str, Mapping[str, Any]]:
-        """The acting agent's info, and every info with a mask; many environments give a mask only during a turn."""
+        """The info of the agent that acts, and all infos with a mask; many environments give masks only in turns."""
         agent = self._env.agent
         infos: Any = getattr(self._env, "infos", None)
         if not infos and agent is not None:
@@ -341,7 +342,7 @@ Rounds: TypeAlias = GymnasiumEnvironment | ParallelRounds | _Turns
 def _in_rounds(env: Any, copy: int) -> Rounds:
     if is_parallel(env):
         return ParallelRounds(env, copy)
-    return env if type(env) is GymnasiumEnvironment else _Turns(env, copy)  # a subclass may step otherwise
+    return env if type(env) is GymnasiumEnvironment else _Turns(env, copy)  # a subclass may override `step`
 
 
 class _Buffers(dict[str, AgentBuffer]):
@@ -350,7 +351,7 @@ class _Buffers(dict[str, AgentBuffer]):
 
 
 def raise_in_copy(error: Exception, copy: int, agent: str = "") -> NoReturn:
-    """Raises EnvironmentFailed with the number of the copy that raised, and the agent if known."""
+    """Raises `error` if it is an EnvironmentFailed, otherwise one that names the copy and, if given, the agent."""
     if isinstance(error, EnvironmentFailed):
         raise error
     where = f"{copy}, {agent}" if agent else copy
@@ -358,9 +359,10 @@ def raise_in_copy(error: Exception, copy: int, agent: str = "") -> NoReturn:
 
 
 def masked_agents(env: Environment | Rounds) -> dict[str, bool]:
-    """Tells for each agent whether its infos hold masks; if spaces allow masks, resets the environment to find out.
+    """Returns, by agent, whether its infos hold action masks.
 
-    An agent without an info after the reset counts as masked if another agent is.
+    Resets the environment to find out, unless no agent's spaces allow masks. An agent that has no info after the reset
+    counts as masked if any other agent is.
     """
     may = {agent: may_mask(env.observation_spaces[agent], env.action_spaces[agent]) for agent in env.agents}
     if not any(may.values()):

@@ -54,7 +54,7 @@ class GymnasiumEnvironment(Adapter):
         self.act(check_action(self.agent, action, ended), action)
 
     def round(self) -> Mapping[str, Result]:
-        """Returns what ParallelRounds' method does, for `Copies`."""
+        """Returns the agent's present result by name, {} after the episode; see `ParallelRounds.round`."""
         return {} if self.agent is None else {AGENT: self._last}
 
     def act(self, agent: str, action: Any) -> None:
@@ -72,7 +72,7 @@ def make_gymnasium(id: str, /, **options: Any) -> Any:
     _import_what_registers(id)
     try:
         env = gymnasium.make(id, **options)
-        if has_agents(env):  # whose rewards the checker takes for one
+        if has_agents(env):  # Gymnasium's checker refuses a reward for each agent
             env.close()
             env = gymnasium.make(id, **{"disable_env_checker": True, **options})
         return env
@@ -111,7 +111,7 @@ def make_atari(game: str, /, **options: Any) -> Any:
 
 
 def not_installed(name: str, reason: str) -> ImportError:
-    """Returns an error for a missing package; its text names the extra of marlcore to install, or the reason."""
+    """Returns an ImportError for environment `name`: it names marlcore's extra to install, if any, else `reason`."""
     extra = next((extra for word, extra in EXTRAS.items() if word in reason.lower()), None)
     if extra is not None:
         reason = f"a package that it needs is not installed; try: pip install 'marlcore[{extra}]'"
@@ -119,15 +119,15 @@ def not_installed(name: str, reason: str) -> ImportError:
 
 
 def make_gymnasium_vector(id: str, copies: int, /, **options: Any) -> Any:
-    """Makes the vector form of the registered environment `id`, or returns None if these options have no such form."""
+    """Makes the vector form of the registered environment `id`; returns None if there is none with these options."""
     _import_what_registers(id)
     try:
         spec = gymnasium.spec(id)
     except gymnasium.error.Error:
         return None  # `make_gymnasium` gives the reasons
-    if spec.vector_entry_point is None or options.get("max_episode_steps") == -1:  # it always has a limit
+    if spec.vector_entry_point is None or options.get("max_episode_steps") == -1:  # vector forms always have a limit
         return None
-    options.pop("disable_env_checker", None)  # it has none
+    options.pop("disable_env_checker", None)  # vector forms have no checker
     return gymnasium.make_vec(id, num_envs=copies, vectorization_mode="vector_entry_point", **options)
 
 
@@ -136,7 +136,7 @@ def is_registered(id: str) -> bool:
 
 
 def _import_what_registers(id: str) -> None:
-    """Imports the package of `id` if its name follows from the id, since some packages register ids when imported."""
+    """Imports the package that registers `id`, if the id tells its name. Raises ImportError if it is not installed."""
     if ":" in id or id in gymnasium.registry:
         return
     namespace, slash, _ = id.partition("/")

@@ -1,4 +1,4 @@
-"""Gymnasium vector environments and EnvPool as VectorEnvironments: arrays all the way, without a loop over copies."""
+"""Adapts Gymnasium vector environments and EnvPool to VectorEnvironments, without loops over copies."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -21,7 +21,7 @@ Info: TypeAlias = Mapping[str, Any]
 MODES = ("NextStep", "SameStep", "Disabled")
 FINAL_OBS = ("final_obs", "final_observation")  # their names in an info of Gymnasium: since 1.1, and before
 _BOOL = np.dtype(np.bool_)
-NOT_NUMBERS = {"env_id"}  # EnvPool's entries that are no numbers
+NOT_NUMBERS = {"env_id"}  # entries of EnvPool's infos to ignore
 
 
 class GymnasiumVector(Adapter):
@@ -40,7 +40,7 @@ class GymnasiumVector(Adapter):
         self.copies: int = int(env.num_envs)
         self.agents: tuple[str, ...] = (AGENT,)
         spaces = self._single_spaces()
-        AgentView.of(AGENT, *spaces)  # refuses spaces before the reset
+        AgentView.of(AGENT, *spaces)  # raises for unsupported spaces before the reset
         masked = may_mask(*spaces) and MASK in self._call(self._reset, 0)[1]
         self._view = AgentView.of(AGENT, *spaces, masked)
         self.spaces: Mapping[str, Spaces] = {AGENT: self._view.spaces}
@@ -48,10 +48,10 @@ class GymnasiumVector(Adapter):
         self._part = None if isinstance(self._view.spaces.obs, dict) else parts[0]  # the only one, without a mask
         self.episodes = 0
         self.ended = np.zeros(self.copies, np.int64)
-        self._first: Any = None  # what a reset returned, until it is observed
+        self._first: Any = None  # the result of a reset until `observe` returns it
         self._all, self._never = np.arange(self.copies), np.zeros(self.copies, bool)
-        self._each, self._none = (self.copies,), bytes(self.copies)  # the shape, and flags of no ends
-        # Of observations; None if they have several parts
+        self._each, self._none = (self.copies,), bytes(self.copies)  # a column's shape; flags when no episode ends
+        # Observations' shape and dtype; the dtype is None if they have several parts
         self._shape, self._dtype = (*self._each, *parts[0].field.shape), self._part and parts[0].field.numpy
         mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
         self._mode: str | None = getattr(mode, "value", mode)
@@ -104,7 +104,7 @@ class GymnasiumVector(Adapter):
         return [outcome], [self._turn(values)]
 
     def _end(self, outcome: Outcome, values: Values, info: Info, ended: NDArray[Any]) -> tuple[Outcome, Values]:
-        """Ends the marked copies' episodes; returns the outcome with their ends, and what all copies observe then."""
+        """Ends the episodes that `ended` [copies] marks; returns the completed outcome and the next observations."""
         over = ended.nonzero()[0]
         self.episodes += len(over)
         self.ended[over] += 1
@@ -123,7 +123,7 @@ class GymnasiumVector(Adapter):
         self._acting, self._begins = self._all, ended
         if self._mode == "Disabled":
             values = self._values(*self._call(self._env.reset, options={"reset_mask": ended}))
-        elif all_ended:  # nobody acts in the step that resets all
+        elif all_ended:  # no copy acts in the step that resets all
             self._actions[:] = self._idle
             self._call(self._send)
             obs, _, _, _, info = self._call(self._step)
@@ -131,7 +131,7 @@ class GymnasiumVector(Adapter):
         return outcome, values
 
     def _resume(self, acting: NDArray[np.int64]) -> None:
-        """Sets the copies that act next; those that did not act in this step begin an episode."""
+        """Sets the copies that act next; a copy that did not act in this step begins an episode."""
         begins = self._never
         if self._acting is not self._all:
             begins = np.ones(self.copies, bool)
@@ -151,7 +151,7 @@ class GymnasiumVector(Adapter):
         """Does nothing: `_step` takes the actions."""
 
     def _step(self) -> Any:
-        """Makes the step only when its result is needed: it may overwrite the turn's observations."""
+        """Steps the copies; `observe` calls it, not `act`, since it may overwrite the observations of the last turn."""
         return result_of("step", self._env.step(self._actions))
 
     def _turn(self, values: Values) -> Turn:
@@ -162,7 +162,7 @@ class GymnasiumVector(Adapter):
         return Turn(AGENT, copies, values, begins)
 
     def _learn_mode(self, info: Info) -> None:
-        """Infers an undeclared mode from an episode's last info. Raises EnvironmentFailed if two infos disagree."""
+        """Infers an undeclared autoreset mode from an episode's last info. Raises EnvironmentFailed if two differ."""
         shown = "SameStep" if any(name in info for name in FINAL_OBS) else "NextStep"
         if self._mode not in (None, shown):
             expected = "autoreset_mode: expected it in the metadata, or final_obs at all ends of episodes or at none"
@@ -170,7 +170,7 @@ class GymnasiumVector(Adapter):
         self._mode = self._mode or shown
 
     def _last_info(self, info: Info, copy: int) -> dict[str, Any]:
-        """Returns a copy's info at its episode's end; in SAME_STEP mode, "final_info" and the episode's statistics."""
+        """Returns a copy's info at its episode's end: in SAME_STEP mode, its "final_info" and episode statistics."""
         if self._mode != "SameStep":
             return _info_of(info, copy, self.copies)
         beside = {name: info[name] for name in ("episode", "_episode") if name in info}
@@ -215,7 +215,7 @@ class GymnasiumVector(Adapter):
 
     def _row(self, values: Any, copy: int) -> Any:
         if len(values) != self.copies:
-            raise ValueError(f"expected those of {self.copies} copies, got {len(values)}")
+            raise ValueError(f"expected a row for each of {self.copies} copies, got {len(values)} rows")
         return values[copy]
 
     def _values(self, obs: Any, info: Info) -> Values:
@@ -240,7 +240,7 @@ class GymnasiumVector(Adapter):
             raise
 
     def _masks(self, masks: Any) -> NDArray[np.bool_]:
-        """Returns all copies' masks. A missing mask allows nothing, which `check` refuses if the copy acts."""
+        """Returns masks, bool [copies, choices]. A missing one allows nothing: `check` raises if that copy acts."""
         shape = self.copies, self._view.spaces.choices
         if masks is None:
             return np.zeros(shape, bool)
@@ -251,8 +251,6 @@ class GymnasiumVector(Adapter):
     def _of_copies(self, name: str, values: Any, bools: bool = False) -> NDArray[Any]:
         """Returns a step's values, [copies] or [copies, 1], as an array [copies]."""
         array, shape = np.asarray(values), (self.copies,)
-        if array.shape == shape and (array.dtype == bool if bools else array.dtype.kind == "f"):
-            return array
         if array.shape not in (shape, (*shape, 1)) or (bools and array.dtype.kind not in "biu"):
             expected = f"{'bools' if bools else 'numbers'} {shape}"
             raise EnvironmentFailed(f"{AGENT}: {name}: expected {expected}, got {brief(values)}")
@@ -266,11 +264,11 @@ class GymnasiumVector(Adapter):
 
 
 class EnvPool(GymnasiumVector):
-    """Adapts `envpool.make(..., env_type="gymnasium")`, in synchronous mode; copies step between `act` and `observe`.
+    """Adapts `envpool.make(..., env_type="gymnasium")` in synchronous mode; the pool steps while the caller works.
 
-    EnvPool takes its seed only when it is made, so each reset makes the pool again.
+    A pool takes its seed only when it is made, so each reset makes a new pool.
 
-    Raises: ValueError: the pool has another form, or marlcore does not support a space.
+    Raises: ValueError: the pool is asynchronous or has several players, or marlcore does not support a space.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -318,7 +316,7 @@ def _value(copy: int, part: SpacePart, value: Any) -> NDArray[Any]:
 
 
 def _info_of(info: Any, copy: int, copies: int) -> dict[str, Any]:
-    """Returns a copy's info from an array of infos or a dict of arrays, whose "_x" tells which copies have "x"."""
+    """Returns a copy's info from an array of infos, or from a dict of arrays, where "_x" marks the copies with "x"."""
     if not isinstance(info, Mapping):
         return dict(info[copy] or {})
     of_copy: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Adds all agents' observations to each agent's own, for critics, which see more than an agent."""
+"""Adds the joint observation of all agents to each agent's own observation, for centralized critics."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -20,8 +20,9 @@ from .at_once import AtOnce, flat, index_of, joined, state_field
 class JointVector(AtOnce):
     """A VectorEnvironment whose `agents` get joint observations, as in `JointEnvironment`.
 
-    The joint observation is the environment's state if it has a `state_space` that is a Box. A method `states()` then
-    returns the states [copies, ...] in which agents act next and, to be read where an episode ended, those at the end.
+    If the environment has a `state_space` that is a Box, the joint observation is the environment's state. The
+    environment then needs a method `states()` that returns two arrays [copies, ...]: the states in which agents act
+    next, and the states at the end of episodes, which are read only where an episode ended.
 
     Raises: ValueError: the environment has such a `state_space`, but no `states()`.
     """
@@ -60,7 +61,7 @@ class JointVector(AtOnce):
         return outcome._replace(final_obs=self._beside(outcome.agent, outcome.copies, outcome.final_obs, last))
 
     def _joint(self, outcomes: list[Outcome], turns: list[Turn], over: NDArray[np.bool_]) -> tuple[Any, Any]:
-        """Returns the joint observations [copies, n] of the present step and, where an episode ended, of the end."""
+        """Returns the present joint observations [copies, n], and those at the end of ended episodes [copies, n]."""
         if self._state is None:
             return joined(self._field.zeros, self._place, turns, outcomes, over)
         now, last = (np.reshape(states, (self.copies, -1)) for states in self._env.states())
@@ -75,13 +76,13 @@ class JointVector(AtOnce):
         )
 
     def _beside(self, agent: str, copies: NDArray[np.int64], values: Values, joint: NDArray[Any]) -> Values:
-        """Returns an agent's observations [k, ...] with the joint ones of these copies beside them."""
+        """Adds the joint observations of these copies to an agent's observations [k, ...]."""
         if agent not in self._for:
             return values
-        own = by_name(values)
-        named = {part_name((ALONE, *part.keys)): own[part.name] for part in self._env.spaces[agent].parts}
+        alone = by_name(values)
+        named = {part_name((ALONE, *part.keys)): alone[part.name] for part in self._env.spaces[agent].parts}
         named[JOINT] = joint[index_of(copies, self.copies)]
-        return {name: own[MASK] if name == MASK else named[name] for name in by_name(self.spaces[agent].obs)}
+        return {name: alone[MASK] if name == MASK else named[name] for name in by_name(self.spaces[agent].obs)}
 
 
 def _size(spaces: Spaces) -> int:

@@ -12,12 +12,12 @@ _STEP = np.uint64(0x9E37_79B9_7F4A_7C15)
 
 
 def child_seeds(seed: int, copies: int) -> list[int]:
-    """Returns a seed for each copy, from the children of the seed's SeedSequence."""
+    """Returns a seed for each copy: copy i gets the first number of the i-th child of the seed's SeedSequence."""
     return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(copies)]
 
 
 class Draws:
-    """Draws a random sequence of SplitMix64 for each copy; any number can be computed without the earlier ones.
+    """A SplitMix64 random sequence for each copy; any number can be computed without the numbers before it.
 
     Source: Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", figure 16.
 
@@ -33,13 +33,13 @@ class Draws:
         self.counts = np.zeros(len(self.keys), np.uint64)  # of draws so far
 
     def take(self, copies: Any = slice(None)) -> NDArray[np.float64]:
-        """Draws the next number of each of these copies: a multiple of 2^-53 in [0, 1)."""
+        """Draws the next number of each of these copies: float64 [k], multiples of 2^-53 in [0, 1)."""
         drawn = _unit(self.keys[copies], self.counts[copies])
         self.counts[copies] += np.uint64(1)
         return drawn
 
     def peek(self, copies: Any, ahead: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns, without drawing, the number that each of these copies will draw after `ahead` further numbers."""
+        """Returns the number that each of these copies would draw after `ahead` further draws; draws nothing."""
         return _unit(self.keys[copies], self.counts[copies] + ahead.astype(np.uint64))
 
 

@@ -22,13 +22,14 @@ class Team:
     Members with equal spaces form a group, whose observations are one array [members, ...]: the part "members" of the
     team's observation, or "members_0", "members_1" and so on for several groups. The part "alive" tells which members
     act. The action is a MultiDiscrete with a component for each member, or a Box [members, components], flat if members
-    have unequal numbers of components. Members are in the order of the groups, in "alive" as in the action. An absent
-    member observes zeros; the absent member's mask, if the team has masks, allows only that member's first action.
+    have unequal numbers of components. In "alive" and in the action, members have the order of the groups. An absent
+    member observes zeros; if the team has masks, the absent member's mask allows only its first action.
 
     Attributes:
         members: the spaces of each member by name, in the order of the groups.
-        numbers: each member's place among the members.
-        fields: each member's observation as the team's observation holds it: a Box as it is, others as float32 numbers.
+        numbers: each member's index in `members`.
+        fields: the field of each member's observation in the team's observation: a Box unchanged, other spaces
+            flattened to float32.
 
     Raises: ValueError: the members' actions are neither all Discrete nor all a Box of floats.
     """
@@ -36,8 +37,8 @@ class Team:
     def __init__(self, name: str, members: Mapping[str, Spaces]) -> None:
         groups: list[list[str]] = []
         for member, spaces in members.items():
-            apart = spaces.observation, spaces.action
-            alike = (group for group in groups if apart == (members[group[0]].observation, members[group[0]].action))
+            pair = spaces.observation, spaces.action
+            alike = (group for group in groups if pair == (members[group[0]].observation, members[group[0]].action))
             group = next(alike, None)
             groups.append([member]) if group is None else group.append(member)
         self.members = {member: members[member] for group in groups for member in group}
@@ -60,7 +61,7 @@ class Team:
             self.observation_space = gym.Dict({ALONE: self.observation_space, MASK: gym.MultiBinary(sum(sizes))})
 
     def empty(self, rows: int) -> Arrays:
-        """Returns `rows` observations in which no member is there."""
+        """Returns `rows` team observations in which every member is absent."""
         arrays = {part: self.fields[group[0]].zeros(rows, len(group)) for part, group in self._groups.items()}
         arrays[ALIVE] = np.zeros((rows, len(self.members)), np.int8)
         if self.masked:
@@ -78,7 +79,7 @@ class Team:
         arrays[MASK][at, self._columns[member]] = mask
 
     def actions(self, action: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Returns the actions [k, ...] of each member, from those of the team."""
+        """Splits the team's actions [k, ...] into each member's actions [k, ...]."""
         if isinstance(self.action_space, gym.MultiDiscrete):
             return dict(zip(self.members, np.ascontiguousarray(action.T), strict=True))
         flat = action.reshape(len(action), -1)

@@ -1,4 +1,4 @@
-"""PettingZoo environments, AEC or Parallel, told apart by their methods: some derive from no class of PettingZoo."""
+"""Adapters of PettingZoo's AEC and Parallel environments, told apart by their methods, not by their base classes."""
 
 import warnings
 from collections.abc import Mapping
@@ -84,7 +84,7 @@ class ParallelRounds(Adapter):
     def round(self) -> Mapping[str, Result | Absent]:
         """Steps if agents acted; returns the agents' results by name, in the form of `Environment.last`.
 
-        First come agents whose episode ended, then agents that act next, then absent agents, with `Absent` results. The
+        Agents whose episode ended come first, then agents that act next, then absent agents, with `Absent` results. The
         result is empty when the episode is over.
         """
         if self._actions:

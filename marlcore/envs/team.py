@@ -39,8 +39,8 @@ class Teams:
 class TeamEnvironment(Wrapper):
     """A PettingZoo Parallel environment in which each of `teams` is one agent; see `Team`.
 
-    A team earns the sum of its members' rewards, which its info lists as "member_rewards". The team's episode ends
-    when the last member's does: truncated if a member that acted until then was truncated, otherwise terminated. An
+    A team earns the sum of its members' rewards, which its info lists as "member_rewards". The team's episode ends in
+    the step that ends its last members' episodes: truncated if that step truncates a member, otherwise terminated. An
     AEC environment whose metadata hold "is_parallelizable" is converted to a Parallel one.
 
     Raises: ValueError: the environment is of another kind, or its members' actions cannot be joined.
@@ -86,7 +86,7 @@ class TeamEnvironment(Wrapper):
             cut = [member for member in team.members if ends and member in ended and not terminated.get(member)]
             earned = [as_reward(rewards.get(member, 0.0)) for member in team.members]
             if name not in self.agents and ended.isdisjoint(team.members):
-                of_agents[1][name] = sum(earned)  # the team is absent, or left before an end
+                of_agents[1][name] = sum(earned)  # the team is absent, or all members left without an end
                 continue
             values = (
                 self._observation(team, observations, cut or live),
@@ -100,7 +100,7 @@ class TeamEnvironment(Wrapper):
         return of_agents
 
     def _there(self, live: Collection[str]) -> list[str]:
-        """Returns the live agents outside teams, and the teams with a live member."""
+        """Returns the live agents that are in no team, and the teams with a live member."""
         there = {self._team_of.get(agent, agent) for agent in live}
         return [agent for agent in self.possible_agents if agent in there]
 
@@ -127,7 +127,7 @@ class TeamEnvironment(Wrapper):
         """Returns the info of the first member that has one. Raises ValueError if a member's info holds a mask."""
         given = [infos[member] for member in self._teams[team].members if member in infos]
         if any(MASK in info for info in given):
-            raise ValueError(f"{MASK}: expected those of a team's members in their observations, got one in an info")
+            raise ValueError(f"{MASK}: expected the masks of a team's members in observations, got one in an info")
         return dict(given[0]) if given else {}
 
 
@@ -137,7 +137,7 @@ def _spaces_of(env: Any, agent: str) -> Spaces:
 
 
 def _without_mask(spaces: Spaces, observation: Any) -> Any:
-    """Returns a member's observation without its mask, flattened unless its space is a Box."""
+    """Returns a member's observation without its mask; flattens it to float32 unless its space is a Box."""
     alone = unmasked(observation) if spaces.masked else observation
     is_box = isinstance(spaces.observation, gym.Box)
     return alone if is_box else gym.flatten(spaces.observation, alone).astype(np.float32)

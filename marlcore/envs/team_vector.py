@@ -1,4 +1,4 @@
-"""Teams in a vector environment: their members' arrays become columns, without a loop over the copies."""
+"""Teams in a vector environment: combines the members' arrays without loops over copies."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -24,7 +24,7 @@ REWARD = Field((), "float64")
 class TeamVector(AtOnce):
     """A VectorEnvironment in which each of `teams` is one agent, as in `TeamEnvironment`.
 
-    Exception: a reward that a member gets when it does not act counts in the return, and no row holds it.
+    One difference: a member's reward for a step in which it does not act counts in the return, but no row stores it.
 
     Raises: ValueError: `teams` names no agents, or the members' actions cannot be joined.
     """
@@ -60,14 +60,8 @@ class TeamVector(AtOnce):
         if turn.agent not in self._teams:
             self._env.act(turn, action)
             return
-        for own, chosen in self._teams[turn.agent].split(turn, action):
-            self._env.act(own, chosen)
-
-
-def _any(of_members: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Returns, bool [copies], where something holds for a member; `of_members` is [members, copies]."""
-    holds: NDArray[np.bool_] = np.logical_or.reduce(of_members, axis=0)
-    return holds
+        for member_turn, chosen in self._teams[turn.agent].split(turn, action):
+            self._env.act(member_turn, chosen)
 
 
 class _Results(NamedTuple):
@@ -113,14 +107,14 @@ class _Columns:
             due[index_of(turn.copies, self._copies)] = True
         try:
             results = _Results.of(acted, numbers, self._copies)
-            ends = _any(results.ended) & (over | ~due)
+            ends = results.ended.any(0) & (over | ~due)
             cut = results.cut & ends
             now, last = joined(self._team.empty, partial(self._place, cut), self._turns, acted, over)
         except (ValueError, TypeError) as error:
             raise EnvironmentFailed(f"{self._name}: {error}") from error
-        joint = [self._outcome(acted, results, ends, _any(cut), last)] if acted else []
+        joint = [self._outcome(acted, results, ends, cut.any(0), last)] if acted else []
         joint += [outcome._replace(agent=self._name) for outcome in outcomes if not outcome.acted]
-        return joint, [self._turn(due, over | ~_any(results.acted), now)] if turns else []
+        return joint, [self._turn(due, over | ~results.acted.any(0), now)] if turns else []
 
     def _turn(self, due: NDArray[np.bool_], begins: NDArray[np.bool_], now: Arrays) -> Turn:
         copies, index = self._rows(due)
@@ -128,10 +122,9 @@ class _Columns:
         return Turn(self._name, copies, self._values(now, index), begins[index], tags)
 
     def _outcome(
-        self, outcomes: Sequence[Outcome], results: _Results, ends: NDArray[np.bool_], cut: NDArray[np.bool_],
-        last: Arrays | None,
-    ) -> Outcome:  # fmt: skip
-        copies, index = self._rows(_any(results.acted))
+        self, outcomes: Sequence[Outcome], results: _Results, ends: NDArray[np.bool_], cut: Any, last: Arrays | None
+    ) -> Outcome:
+        copies, index = self._rows(results.acted.any(0))
         infos = {copy: info for outcome in reversed(outcomes) for copy, info in outcome.infos if ends[copy]}
         return Outcome(
             self._name,
@@ -144,8 +137,8 @@ class _Columns:
             results.earned.T[index],
         )
 
-    def _rows(self, which: NDArray[np.bool_]) -> tuple[NDArray[np.int64], Any]:
-        """Returns the copies that `which` marks, and an index of their rows in arrays of all copies."""
+    def _rows(self, which: Any) -> tuple[NDArray[np.int64], Any]:
+        """Returns the copies where `which`, bool [copies], is True, and the index of their rows in arrays of all."""
         return (self._everywhere, slice(None)) if which.all() else (which.nonzero()[0],) * 2
 
     def _values(self, arrays: Arrays, index: Any) -> Arrays:
@@ -156,7 +149,10 @@ class _Columns:
     def _place(
         self, cut: NDArray[np.bool_], arrays: Arrays, member: str, copies: NDArray[np.int64], seen: Values, final: bool
     ) -> None:
-        """Writes a member's observations [k, ...]; after its end, it is alive where it was `cut` off with the team."""
+        """Writes a member's observations [k, ...].
+
+        In final observations, "alive" is 1 only where `cut`: where the member was truncated together with its team.
+        """
         team, rows = self._team, len(copies)
         spaces, number, parts = team.members[member], team.numbers[member], by_name(seen)
         alive = cut[number, copies] if final else np.ones(rows, bool)
@@ -170,6 +166,6 @@ class _Columns:
     def split(self, turn: Turn, action: NDArray[Any]) -> Iterator[tuple[Turn, NDArray[Any]]]:
         """Yields each member's turn with the member's actions; `turn` and `action` are the team's."""
         chosen = self._team.actions(rows_of("action", self.spaces.action_field, action, len(turn.copies)))
-        for own in self._turns:
-            rows = np.searchsorted(turn.copies, own.copies)
-            yield own, chosen[own.agent][index_of(rows, len(turn.copies))]
+        for member_turn in self._turns:
+            rows = np.searchsorted(turn.copies, member_turn.copies)
+            yield member_turn, chosen[member_turn.agent][index_of(rows, len(turn.copies))]

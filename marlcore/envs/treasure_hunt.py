@@ -52,8 +52,8 @@ class Rules:
 class HuntState:
     """The state of treasure hunts with the same rules, all at the same turn of the same agent.
 
-    The squares of all hunts lie in one array, so a cell's index also tells its hunt. The walls of a square are as thick
-    as the view, so that every observed window lies in the array.
+    One array holds the squares of all hunts, so a cell's index also tells its hunt. A square's walls are as thick as
+    the view, so that every observed window lies inside the array.
 
     Attributes:
         turn: the episode's present turn. index: the number of the agent that acts.
@@ -71,9 +71,9 @@ class HuntState:
         self._inside = np.flatnonzero(ground == EMPTY)
         self._all = np.arange(hunts)
         self._grounds = self._all * ground.size  # where each hunt's ground begins
-        self._moves = np.array([-side, side, -1, 1])  # by action: the way to the next cell
+        self._moves = np.array([-side, side, -1, 1])  # by action: the offset of the next cell
         reach = np.arange(-rules.view, rules.view + 1)
-        self._window = (reach[:, None] * side + reach).ravel()  # from an agent's cell to each that it sees
+        self._window = (reach[:, None] * side + reach).ravel()  # offsets from an agent's cell to the cells it sees
         kinds = [GEM] * rules.gems + [FOOD] * rules.food + [BONE] * rules.bones
         planes = [PLANE_WALL, PLANE_AGENT, NO_PLANE, *kinds]
         self._planes = np.array(planes, np.int8)  # by code of a cell: the plane in which it shows
@@ -116,7 +116,7 @@ class HuntState:
         self._entered[self._first_codes + codes] = True
 
     def pass_turn(self) -> None:
-        """Lets the next agent act; a new turn first puts collected entities back."""
+        """Makes the next agent act; at the start of a turn, collected entities may return first."""
         self.index += 1
         if self.index == self.rules.agents:
             self.index = 0
@@ -125,7 +125,7 @@ class HuntState:
                 self._bring_back()
 
     def _bring_back(self) -> None:
-        """Puts collected entities back. A turn's draw i decides whether entity i returns; later draws choose cells."""
+        """Puts some collected entities back: a turn's draw i decides on entity i, and later draws choose the cells."""
         hunt, entity = np.nonzero(self._collected)  # by hunt, then by entity
         if len(hunt):
             back = self._draws.peek(hunt, entity) < self.rules.respawn
@@ -133,7 +133,7 @@ class HuntState:
         self._draws.counts += np.uint64(self.rules.entities)
         self._collected[hunt, entity] = False
         while len(hunt):
-            first = np.ones(len(hunt), bool)  # of its hunt
+            first = np.ones(len(hunt), bool)  # each hunt's first entity, since two might get the same cell
             first[1:] = hunt[1:] != hunt[:-1]
             self._place(hunt[first], ENTITY + entity[first])
             hunt, entity = hunt[~first], entity[~first]

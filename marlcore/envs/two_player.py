@@ -81,7 +81,7 @@ class TwoPlayer(Wrapper):
         return self._by_player(obs), rewards, *ends, infos
 
     def _by_player(self, first: Any) -> dict[str, Any]:
-        """Returns observations by player, in the space's dtype; `first` is the first player's, in the game's dtype."""
+        """Returns both players' observations in the space's dtype; `first` is the first player's, in any dtype."""
         space = self._env.observation_space
         both = dict(zip(PLAYERS, (first, self._game.obs_agent_two()), strict=True))
         if not isinstance(space, gym.Box):

@@ -26,7 +26,7 @@ class Bot(Protocol):
 
 @runtime_checkable
 class LiveRun(Protocol):
-    """A run that `start` returned; see run.py."""
+    """A run that `start` returned."""
 
     env_fn: Callable[[], Any]
 
@@ -127,7 +127,7 @@ class EvaluatedRun:
         return ScriptedPlayer(f"policies[{agent!r}]", chosen, policy.spaces, copies, policy.hides_joint)
 
     def _checked(self, name: str, player: Any, trust: bool) -> Any:
-        """Returns the policy or script that replaces `name`, an agent or a policy. Raises ValueError or TypeError."""
+        """Resolves and checks a replacement for `name`, an agent or a policy. Raises ValueError or TypeError."""
         label = f"policies[{brief(name)}]"
         if name not in self._named:
             raise ValueError(f"policies: expected names among {sorted(self._named)}, got {brief(name)}")
@@ -148,7 +148,7 @@ class EvaluatedRun:
 
 def _as_seen(run: LiveRun | SavedRun, env_fn: Callable[[], Any]) -> Callable[[], Any]:
     """Returns a function that makes the caller's environments with the run's teams and joint observations."""
-    with suppress(ValueError):  # the run's function was not pickled; then the caller's is not wrapped
+    with suppress(ValueError):  # raised if the run's function was not pickled, so that its teams are unknown
         return _wrapped(run.env_fn, env_fn)
     return env_fn
 

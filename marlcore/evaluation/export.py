@@ -19,11 +19,10 @@ from ..observations import ALONE, in_form
 from ..spaces import JOINT, MASK
 
 NEEDS = "export: ONNX needs onnx and onnxscript, try: pip install 'marlcore[onnx]'; or name a file .pt"
-TRACED, TRIED = 3, 5  # rows of the examples for tracing and for trying a program
+TRACED, TRIED = 3, 5  # numbers of example rows for tracing a program and for testing it
 
 
 def export_policy(path: str | Path, policy: ActingPolicy) -> dict[str, NDArray[Any]]:
-    """See `LoadedPolicy.export`."""
     file = as_path("path", path)
     if file.suffix not in (".onnx", ".pt"):
         raise ValueError(f"export: expected a file named .onnx or .pt, got {os.fspath(path)!r}")
@@ -51,7 +50,7 @@ def export_policy(path: str | Path, policy: ActingPolicy) -> dict[str, NDArray[A
 def _write_torchscript(step: "GreedyStep", file: Path) -> None:
     trace: Any = torch.jit.trace
     traced = trace(step, (step.examples(TRACED),), strict=False, check_trace=False)
-    others = step.examples(TRIED)  # another number of rows, to find numbers that tracing made constant
+    others = step.examples(TRIED)  # another number of rows, to find sizes that tracing made constant
     for name, expected in step(others).items():
         torch.testing.assert_close(traced(others)[name], expected)
     traced.save(os.fspath(file))
@@ -65,11 +64,11 @@ def _write_onnx(step: "GreedyStep", file: Path) -> None:
         raise ImportError(NEEDS) from None
     inputs, batch, log = step.examples(TRACED), torch.export.Dim("batch"), logging.getLogger("torch.onnx")
     level = log.level
-    log.setLevel(logging.ERROR)  # it warns that torchvision is not installed
+    log.setLevel(logging.ERROR)  # torch warns if torchvision is not installed
     try:
         program = torch.onnx.export(
             step,
-            kwargs={"inputs": inputs},  # a dict among the positional arguments would be taken for these
+            kwargs={"inputs": inputs},  # torch takes a dict at the end of positional arguments for keyword arguments
             dynamo=True,
             dynamic_shapes={"inputs": {name: {0: batch} for name in inputs}},
             input_names=[*inputs],
@@ -90,7 +89,7 @@ class GreedyStep(nn.Module):
         network = policy.network
         assert isinstance(network, TorchNetwork)
         self._algorithm: Any = network.algorithm
-        self.model: Any = copy.deepcopy(network.model).requires_grad_(False)  # a program's user records no gradients
+        self.model: Any = copy.deepcopy(network.model).requires_grad_(False)  # exported programs compute no gradients
         self._normalizes = network.model.norm is not None and network.model.norm.is_active
         self._policy, self._spaces = policy, policy.spaces
         hidden = JOINT if hides_joint(self._algorithm, policy.spaces) else None
@@ -136,7 +135,7 @@ class GreedyStep(nn.Module):
         parts = {name: inputs[given].numpy() for name, given in self._names.items()}
         rows = len(next(iter(parts.values())))
         lead = (rows, spaces.stack) if spaces.stack > 1 else (rows,)
-        if isinstance(fields, dict):  # further parts are a mask that allows all, and the input of critics
+        if isinstance(fields, dict):  # adds a mask that allows all, and the parts that only critics see
             parts = {name: np.ones((*lead, *field.shape), field.numpy) for name, field in fields.items()} | parts
         obs = in_form(parts, fields)
         given = {"explore": self._policy.explore, "mask": spaces.mask_in(obs), "generator": self._policy.generator}

@@ -43,7 +43,7 @@ from .export import export_policy
 
 FIRST_WEIGHTS_S = 60.0
 PICKLED = "checkpoints/run.pickle"
-_ALWAYS, _CRITICS = 2**26, 100  # allowed bytes: always, and per checkpoint byte, since a checkpoint may lack critics
+_ALWAYS, _CRITICS = 2**26, 100  # allowed bytes of a network: always, and per byte of a checkpoint without critics
 
 
 @fixed()
@@ -155,19 +155,19 @@ class _WithThreads(TorchNetwork):
     threads: int
 
     def act(self, obs: Values, **given: Any) -> Action:
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)  # a fraction of a microsecond
+        threads_of_program = torch.get_num_threads()
+        torch.set_num_threads(self.threads)  # takes a fraction of a microsecond
         try:
             return super().act(obs, **given)
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(threads_of_program)
 
 
 def _as_rows(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> tuple[Values, int, bool]:
-    """Returns an observation or a batch as rows [k, ...], the number k, and whether `obs` is a single observation."""
+    """Checks observations; returns them as rows [k, ...], the number k, and whether `obs` is a single observation."""
     if mask is None and spaces.masked and isinstance(obs, Mapping) and MASK in obs:
         obs, mask = obs[ALONE] if obs.keys() == {MASK, ALONE} else obs, obs[MASK]
-    unseen = joint and not (isinstance(obs, Mapping) and {ALONE, JOINT} <= obs.keys())
+    unseen = joint and not (isinstance(obs, Mapping) and {ALONE, JOINT} <= obs.keys())  # `obs` lacks the joint part
     part = next(part for part in spaces.parts if not (joint and part.name == JOINT))
     shape: tuple[int, ...] = ()
     with suppress(KeyError, IndexError, TypeError, ValueError):  # `Spaces.values` names the error
@@ -176,7 +176,7 @@ def _as_rows(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> tuple[Values, 
     if lead == (0,):
         raise ValueError("obs: expected at least one observation, got none")
     if unseen:
-        obs = {ALONE: obs, JOINT: by_name(spaces.obs)[JOINT].zeros(*lead)}  # the policy does not see the part JOINT
+        obs = {ALONE: obs, JOINT: by_name(spaces.obs)[JOINT].zeros(*lead)}
     if mask is not None:
         if not spaces.masked:
             raise ValueError(f"mask: expected None, since the policy learned without masks, got {brief(mask)}")
@@ -240,7 +240,7 @@ class SavedRun:
         if not state:
             expected = f"which: expected one of the checkpoints of {assigned.name!r} in {path.parent}"
             there = saved_checkpoints(self.path, assigned.name)
-            found = brief(there) if there else "of which there is none yet"
+            found = brief(there) if there else "but there are none yet"
             raise ValueError(f"{expected}, {found}, got {brief(which)}")
         if self.described:
             _check_claimed(assigned, self.config, path)
@@ -318,11 +318,11 @@ def save_policies(
 ) -> None:
     """Saves the files that `SavedRun` reads, without the environment function if cloudpickle cannot pickle it."""
     try:
-        pickled = cloudpickle.dumps(env_fn)  # apart, since policies can act without it
-    except Exception:  # pickling may raise anything; in serial mode nothing else needs it
+        pickled = cloudpickle.dumps(env_fn)  # separately, since policies can act without it
+    except Exception:  # pickling may raise anything; a run in serial mode works without a pickle
         pickled = None
     write_policies(run_dir, policies, config)
-    policies = tuple(replace(policy, compiled=None) for policy in policies)  # only this version could read these
+    policies = tuple(replace(policy, compiled=None) for policy in policies)  # compiled forms change between versions
     write_sealed(run_dir / PICKLED, cloudpickle.dumps({"env_fn": pickled, "policies": policies, "config": config}))
 
 

@@ -1,7 +1,7 @@
 """Programs made of whole runs: several seeds, populations, and PSRO, which trains against mixtures of earlier policies.
 
-This package knows no actors or learners: each seed, member or oracle is a run of its own. The first use of a name
-imports its module.
+This package does not deal with actors or learners: each seed, member or oracle is a separate run. The first use of a
+name imports its module.
 """
 
 from ..lazy import attach_stub

@@ -18,14 +18,14 @@ Saved: TypeAlias = tuple[Path, str, str]  # a policy, as the arguments of `load_
 class Against(Wrapper):
     """A VectorEnvironment of `agent` alone; each episode's opponent is drawn from saved policies by their shares.
 
-    The saved policies act greedily. `reset` loads these policies. `observe` plays the opponent's turns, then returns.
+    The opponents act greedily. `reset` loads their weights; `observe` plays their turns before it returns.
     """
 
     def __init__(self, env_fn: Callable[[], Any], copies: int, agent: str, shares: Mapping[Saved, float]) -> None:
         self._env = env = vectorize(env_fn, copies)
         self.agents, self.spaces = (agent,), {agent: env.spaces[agent]}
         self._saved, self._odds = [*shares], [*shares.values()]
-        self._drawn = np.zeros(env.copies, np.int64)  # by copy, the place of its opponent in `_saved`
+        self._drawn = np.zeros(env.copies, np.int64)  # by copy, the index of its opponent in `_saved`
 
     def reset(self, seed: int) -> None:
         players = [load_policy(*saved).player(self._env.copies) for saved in self._saved]

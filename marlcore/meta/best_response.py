@@ -91,10 +91,10 @@ def is_distribution(values: Floats) -> bool:
 
 @dataclass
 class _BestResponse:
-    """Computes a player's best response to a mixture.
+    """Computes a player's best response to a mixture of the opponent's strategies.
 
-    The methods' argument `reach` [strategies] is, for each strategy of the opponent, the strategy's weight times the
-    probability that the game reaches `state` if the player always moves towards `state`.
+    The methods' argument `reach` [strategies] is each strategy's weight times the probability that the strategy and
+    chance lead to `state` if the player always moves towards it.
     """
 
     player: int

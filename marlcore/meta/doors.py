@@ -1,6 +1,6 @@
 """The functions that train several runs: `train_seeds` repeats a run, `train_population` varies a run's settings.
 
-This file imports little at its top: each function first starts the fork server, whose imports take longest.
+This file imports little at its top: each function starts the fork server first, because its imports take longest.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def train_seeds(
     with children_of(config) as children:
         from .several import work_seeds
 
-        initial = {"init_from": init_from, "init_strict": init_strict}
-        return work_seeds(env_fn, algorithm, config, seeds, parallel, progress, children, **initial)
+        arguments = env_fn, algorithm, config, seeds, parallel, progress, children
+        return work_seeds(*arguments, init_from=init_from, init_strict=init_strict)
 
 
 def train_population(

@@ -1,4 +1,4 @@
-"""The members of a population: settings, scores, copies, and each method's decisions. Nothing here starts a run."""
+"""The members of a population: their settings, scores and copies, and each method's decisions. It starts no runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Lineage:
 
     folder: Path
     config: PopulationConfig
-    total_steps: int  # of each member that halving does not end
+    total_steps: int  # of each member, unless halving ends it earlier
     members: list[MemberState]
     seed: int  # of the members' decisions
     rows: list[dict[str, Any]] = field(default_factory=list)  # of the table, one for each segment that has ended
@@ -67,10 +67,10 @@ class Lineage:
         """
         with believed(EXPECTED, folder, STATE):
             saved = read_json(folder / STATE)
-            before = {name: saved[name] for name in _fixed(config, total_steps)}
-        for name, now in _fixed(config, total_steps).items():
-            if before[name] != now:
-                raise ValueError(f"population.{name}: expected {brief(before[name])}, as it began, got {now}")
+            original = {name: saved[name] for name in _fixed(config, total_steps)}
+        for name, given in _fixed(config, total_steps).items():
+            if original[name] != given:
+                raise ValueError(f"population.{name}: expected {brief(original[name])}, as it began, got {given}")
         with believed(EXPECTED, folder, STATE):
             check_kinds(saved, {"rows": list})
             members = [_member(config, plain) for plain in saved["members"]]
@@ -80,7 +80,7 @@ class Lineage:
         return cls(folder, config, total_steps, members, seed, saved["rows"])
 
     def write(self) -> None:
-        """Replaces population.json, which `read` reads, and then lineage.csv."""
+        """Writes population.json, which `read` reads, and then lineage.csv; each replaces the earlier file."""
         members = [{**asdict(state), "score": repr(state.score)} for state in self.members]
         write_json(
             self.folder / STATE, {**_fixed(self.config, self.total_steps), "members": members, "rows": self.rows}
@@ -93,7 +93,7 @@ class Lineage:
         write_atomically(self.folder / TABLE, table.getvalue().encode())
 
     def ended(self, member: int, steps: int, score: float) -> None:
-        """Adds a table row for the segment of training that a member has ended."""
+        """Adds a table row for the segment that a member has ended after `steps` steps in all."""
         state = self.members[member]
         state.begin = steps
         row: dict[str, Any] = {"member": member, "step": steps, "score": repr(score), "copied": ""}
@@ -102,7 +102,7 @@ class Lineage:
         self.rows.append(row)
 
     def copied(self, member: int, parent: int) -> None:
-        """Notes that a member has copied the member `parent`, in the row of the member's last segment."""
+        """Writes into the row of a member's last segment that the member has copied the member `parent`."""
         next(row for row in reversed(self.rows) if row["member"] == member)["copied"] = parent
 
     def advance(self, member: int, steps: int) -> None:
@@ -114,7 +114,7 @@ class Lineage:
         state.done = steps >= self.total_steps
 
     def promote(self) -> list[int]:
-        """Sets the next step counts of the members that halving promotes; returns the numbers of these members."""
+        """Sets the step counts at which promoted members end their next rung; returns these members' numbers."""
         lengths, promotions = rungs(self.config, self.total_steps), []
         scores: list[dict[int, float]] = [{} for _ in lengths]
         for row in self.rows:  # a member's n-th row belongs to the n-th rung
@@ -138,7 +138,7 @@ class Lineage:
 
 
 def _member(config: PopulationConfig, plain: Mapping[str, Any]) -> MemberState:
-    """Makes a member from its saved state. Raises ValueError or another error if the state does not fit `config`."""
+    """Makes a member from its saved state. Raises any error (see `believed`) if the state does not fit `config`."""
     settings = plain["settings"]
     if settings.keys() != config.settings.keys():
         raise names_error("settings", config.settings, settings)
@@ -157,17 +157,17 @@ def _check_row(config: PopulationConfig, row: Mapping[str, Any]) -> None:
 
 
 def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
-    """Returns the settings that must not change when a population is resumed; ranges may change."""
+    """Returns the settings that a resumed population must keep; the ranges of the varied settings may change."""
     fixed = {name: getattr(config, name) for name in ("size", "method", "interval")}
     lengths = rungs(config, total_steps) if config.method == "halving" else []
     return {"rungs": lengths, **fixed, "settings": sorted(config.settings)}
 
 
 def parent_of(member: int, scores: Mapping[int, float], share: float, generator: np.random.Generator) -> int | None:
-    """Draws the member that `member` copies, by truncation selection; returns None if `member` copies no other.
+    """Draws the member that `member` copies, by truncation selection; returns None if it copies no member.
 
-    A member with one of the lowest scores copies a member with one of the highest, if that one's score exceeds its own.
-    The lowest and the highest are the fraction `share` of the scores, but at least one. A diverged member copies, too.
+    A member whose score is in the lowest fraction `share` of all scores copies a member from the highest fraction
+    `share`, if that member's score is higher. Each fraction has at least one member. Diverged members count as lowest.
     """
     ranked = sorted(scores, key=scores.__getitem__)
     count = max(1, int(share * len(ranked)))
@@ -189,16 +189,13 @@ def explored(config: PopulationConfig, settings: Mapping[str, Any], generator: n
 
 
 def promoted(rung: Mapping[int, float], begun: Collection[int], eta: int) -> list[int]:
-    """Returns the best 1/eta of a rung's scored members, without those that have `begun` the next rung.
-
-    This is asynchronous successive halving.
-    """
+    """Returns the best 1/eta of a rung's members except those that have `begun` the next (asynchronous halving)."""
     ranked = sorted((member for member in rung if rung[member] > LOST), key=rung.__getitem__, reverse=True)
     return [member for member in ranked[: len(rung) // eta] if member not in begun]
 
 
 def plot_lineage(lineage: Lineage) -> None:
-    """Plots each member's scores over its steps; dotted lines lead from a copied member's score to the copy's score."""
+    """Plots each member's scores over its steps; a dotted line leads from a parent's score to that of its copy."""
     title = f"{lineage.config.method} of {lineage.config.size} members"
     with canvas(lineage.folder / PICTURE, title, 7) as (_, axes):
         points: dict[int, list[tuple[int, float]]] = {member: [] for member in range(len(lineage.members))}

@@ -39,7 +39,7 @@ def nash(payoffs: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def replicator(payoffs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Averages the row player's mixtures over discrete-time replicator dynamics of both players.
+    """Returns the average of the row player's mixtures over 5,000 rounds of replicator dynamics of both players.
 
     In zero-sum games the mixtures cycle, and their average approaches an equilibrium.
     """

@@ -1,7 +1,7 @@
 """Populations of runs with different settings: members copy others' checkpoints and change settings, or end early.
 
-A member trains in segments, each of which resumes the member's run and takes further steps. A checkpoint file is never
-changed, only replaced by a new file. So a hard link to it is a full copy at no cost, even while the source saves again.
+A member trains in segments; each segment resumes the member's run and takes further steps. A checkpoint file is never
+changed, only replaced by a new file, so a hard link to it is a full copy at no cost, even while the source saves again.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def work_population(
     with warned_once(lambda record: record.msg):  # warnings of segments may differ in their steps alone
         policies = check_values(env_fn, algorithm, replace(config, run_dir=None), population, progress)
         if population.method == "pbt" and population.interval >= config.total_steps:
-            log.warning("interval: no member looks at others before its %d steps are over", config.total_steps)
+            log.warning("interval: no member compares scores before its %d steps are over", config.total_steps)
         with working_in(folder, "population"):
             begin = Lineage.begun if resume is None else Lineage.read
             lineage = begin(folder, population, config.total_steps, config.seed)
@@ -86,7 +86,7 @@ def _work(runs: _Runs, mode: str, parallel: int, children: Children, progress: b
         if all(member.done for member in lineage.members):
             expected = "total_steps: expected more, since no member has steps left to take"
             raise ValueError(f"{expected}, got {lineage.total_steps}")
-        raise ValueError("resume: expected a member that has not diverged, got none that others could copy")
+        raise ValueError("resume: expected a member to copy that has not diverged, got none")
     table = SharedProgress(len(lineage.members) * lineage.total_steps) if progress else None  # an upper bound
     with closing(make_runs(runs.waiting, mode, parallel, children, table, plots=False)) as ended:
         try:
@@ -112,7 +112,7 @@ class _Runs:
         return self.lineage.folder / f"member-{number:0{digits}}"
 
     def resume(self) -> None:
-        """Continues a population from its files; settles segments that have ended without a record in the files."""
+        """Continues a population from its files; settles segments that ended before the files could record it."""
         lineage, config = self.lineage, self.lineage.config
         for number, member in enumerate(lineage.members):
             more = member.target < lineage.total_steps and config.method != "halving"
@@ -127,10 +127,10 @@ class _Runs:
                 self._wait(number)
 
     def end(self, number: int, result: Callable[[], Result]) -> None:
-        """Settles the segment of a run that has ended. Raises WorkerFailed if the run failed without diverging."""
+        """Settles the segment of an ended run. Raises WorkerFailed if the run failed otherwise than by divergence."""
         member = self.lineage.members[number]
         try:
-            if result().steps >= member.target:  # else Ctrl-C cut the segment short
+            if result().steps >= member.target:  # otherwise, Ctrl-C ended the segment early
                 self._settle(number)
         except WorkerFailed as error:
             if error.reason != "diverged":
@@ -158,10 +158,10 @@ class _Runs:
                 self._wait(i)
 
     def _exploit(self, number: int, ended: int | None) -> bool:
-        """If a member is among the worst, makes it copy a better member; then sets the member's next step count.
+        """Makes a member copy a better one if it is among the worst; then sets its next step count.
 
         `ended` is the member's number of steps if its segment has just ended, otherwise None. Returns False if the
-        member diverged and there is no better member to copy yet.
+        member diverged and no better member exists yet.
         """
         lineage, member = self.lineage, self.lineage.members[number]
         generator, steps = lineage.generator_of(number), member.begin if ended is None else ended
@@ -192,7 +192,7 @@ class _Runs:
         arguments = {"env_fn": self.env_fn, "algorithm": algorithm, "config": config}
         if self._has_begun(number):
             arguments |= {"resume": run_dir, "init_from": links_to_take(run_dir, self.policies, member.copied) or None}
-        else:  # there may be files of a killed program
+        else:  # a killed program may have left files
             shutil.rmtree(run_dir, ignore_errors=True)
         self.waiting[f"member {number}"] = arguments
 
@@ -227,13 +227,13 @@ def _link(source: Path, target: Path) -> None:
     while True:
         try:
             return os.link(source, target)
-        except FileNotFoundError:  # the file may have been replaced between lookup and link
+        except FileNotFoundError:  # the writer may have replaced the file during the call
             if not source.exists():
                 raise
 
 
 def links_to_take(run_dir: Path, policies: list[str], copy: int | None) -> dict[str, Path]:
-    """Returns, by policy, those links of copy number `copy` that the run has not loaded yet; {} if `copy` is None."""
+    """Returns, by policy, the links of copy number `copy` that the run has not loaded yet; {} if `copy` is None."""
     if copy is None:
         return {}
     links = {policy: _link_of(run_dir, policy, copy) for policy in policies}
@@ -242,11 +242,14 @@ def links_to_take(run_dir: Path, policies: list[str], copy: int | None) -> dict[
 
 
 def _score(run_dir: Path, begin: int, evaluates: bool) -> float:
-    """Returns the mean return of the last evaluation, or last tenth of episodes, after step `begin`; NaN if none."""
+    """Returns the mean over agents of the return since step `begin`; NaN if there is none.
+
+    An agent's return is that of its last evaluation or, without evaluations, the mean of its last tenth of episodes.
+    """
     name = "eval_return" if evaluates else "episode_return"
     values: dict[str, list[float]] = {}
     for metric in each_metric(run_dir / "metrics.csv"):
         if metric.name == name and metric.step > begin:
             values.setdefault(metric.agent, []).append(metric.value)
-    late = [of[-1:] if evaluates else of[-max(1, len(of) // 10) :] for of in values.values()]
-    return float(np.mean([np.mean(of) for of in late])) if late else math.nan
+    last = [returns[-1:] if evaluates else returns[-max(1, len(returns) // 10) :] for returns in values.values()]
+    return float(np.mean([*map(np.mean, last)])) if last else math.nan

@@ -1,6 +1,6 @@
 """Policy-space response oracles (Lanctot et al. 2017, arXiv:1711.00832), with training runs as the oracles.
 
-With one population, each iteration is a self-play run whose opponents are the earlier policies, with shares by the
+With one population, each iteration is a self-play run whose opponents are drawn from the earlier policies by the
 mixture. With two populations, each iteration has one run for each agent, against the other agent's mixture. The runs'
 checkpoints join the populations, and games between policies fill the payoff table.
 """
@@ -80,7 +80,14 @@ def psro(
     Raises: as `train`; a KeyboardInterrupt ends all runs. ValueError also if a game's returns do not sum to 0.
         ModuleNotFoundError: "nash" needs SciPy, which is not installed.
     """
-    _check_arguments(config, iterations, games, min_gain)
+    check_whole("iterations", iterations)
+    check_whole("games", games, 2)
+    if min_gain is not None and not is_number(min_gain):
+        raise ValueError(f"min_gain: expected a number or None, got {brief(min_gain)}")
+    check_type("config", config, Config)
+    for name, default in (("self_play", SelfPlayConfig()), ("evaluation", EvaluationConfig())):
+        if getattr(config, name) != default:
+            raise ValueError(f"config.{name}: expected the default, since psro chooses all games, got other settings")
     solve = solver_of(meta_solver)
     mixture_by(solve, np.zeros((1, 1)))
     folder = folder_of("psro", config.run_dir, resume)
@@ -91,28 +98,17 @@ def psro(
         oracles = Oracles(folder, env_fn, algorithm, config, games, progress, children)
         result = oracles.checked(resume is not None)
         _mix(result, solve)  # a resumed psro may have another solver
-        write_result(result, name)  # before all else, so that a psro which is killed at once can continue
+        write_result(result, name)  # first, so that a psro can be resumed wherever it is killed
         _iterate(oracles, result, solve, name, iterations, min_gain)
         for place, population in enumerate(result.populations):
             population.policies = [oracles.policy(place, number) for number in range(len(population.mixture))]
     return result
 
 
-def _check_arguments(config: Config, iterations: int, games: int, min_gain: float | None) -> None:
-    check_whole("iterations", iterations)
-    check_whole("games", games, 2)
-    if min_gain is not None and not is_number(min_gain):
-        raise ValueError(f"min_gain: expected a number or None, got {brief(min_gain)}")
-    check_type("config", config, Config)
-    for name, default in (("self_play", SelfPlayConfig()), ("evaluation", EvaluationConfig())):
-        if getattr(config, name) != default:
-            raise ValueError(f"config.{name}: expected the default, since psro chooses all games, got other settings")
-
-
 def _iterate(
     oracles: Oracles, result: PSROResult, solve: MetaSolver, name: str, iterations: int, min_gain: float | None
 ) -> None:
-    """Runs the remaining iterations: adds policies to the result, and writes the result; `name` is the solver's."""
+    """Runs the remaining iterations; each adds policies to the result and writes it. `name` is the solver's name."""
     oracles.begin(result)
     while len(result.payoffs) <= iterations:
         gains = [population.gains[-1][0] for population in result.populations if population.gains]
@@ -151,7 +147,7 @@ class Oracles:
     children: Children  # whose server forks the workers of all runs
 
     def checked(self, resumed: bool) -> PSROResult:
-        """Checks the input; returns the result so far. Raises ValueError or TypeError if an input is wrong."""
+        """Checks the arguments; returns the result so far. Raises ValueError or TypeError if an argument is wrong."""
         if not resumed and holds_files(self.folder):
             raise ValueError(f"run_dir: expected a new or empty directory, got {str(self.folder)!r}, which holds files")
         spec = assigned(factory(self.env_fn), self.algorithm, self.config)
@@ -163,7 +159,7 @@ class Oracles:
         if not by_policy and policies[0].spaces == policies[1].spaces:
             policies = (replace(policies[0], name=POLICY, agents=self._agents),)
         self.policies, self._shared = policies, len(policies) == 1
-        if not self._shared:  # each learns in runs of its own
+        if not self._shared:  # each population has its own runs
             self._config.check_policies([policy.name for policy in policies])
             for algorithm in (policy.algorithm for policy in policies):
                 if any(getattr(algorithm, name, False) for name in ("wants_team", "wants_joint")):
@@ -179,7 +175,7 @@ class Oracles:
         return result
 
     def begin(self, result: PSROResult) -> None:
-        """Saves the untrained policies, and plays games between them, unless an earlier call completed an iteration.
+        """Saves the untrained policies and plays games between them, unless the result has an iteration already.
 
         Raises: ValueError: the game's returns do not sum to 0.
         """
@@ -201,7 +197,7 @@ class Oracles:
     def respond(self, result: PSROResult) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Trains responses to the mixtures; returns the tables of payoffs and half widths, responses included."""
         number = len(result.payoffs)
-        shutil.rmtree(self._run_dir(number), ignore_errors=True)  # of a psro that was killed
+        shutil.rmtree(self._run_dir(number), ignore_errors=True)  # a killed psro may have left files
         for place, policy in enumerate(self.policies):
             self.children.interrupts = interrupts = Interrupts()  # signals also end the wait for a server
             arguments = self._run(place, number, result.populations[place - 1].mixture)
@@ -223,9 +219,9 @@ class Oracles:
         return load_policy(*self._saved(place, number))
 
     def _payoff(self, row: int, column: int) -> tuple[float, float]:
-        """Returns policy `row`'s mean return against policy `column`, over both sides if there is one population.
+        """Returns policy `row`'s mean return against policy `column`, and half its 95 % confidence interval's width.
 
-        The second number returned is half the width of the mean's 95 % confidence interval.
+        With one population, the policies play on both sides.
         """
         means, variances = [], []
         policies, sides = (self.policy(0, row), self.policy(-1, column)), 2 if self._shared else 1
@@ -239,11 +235,11 @@ class Oracles:
             if not np.allclose(sums, 0.0, atol=_ZERO):
                 raise ValueError(f"env_fn: expected a game whose returns sum to 0, got {np.ravel(sums)[0]:g}")
             means.append(outcome.mean[agent])
-            variances.append(outcome.std[agent] ** 2 / games)  # NaN if all are copies of one game
+            variances.append(outcome.std[agent] ** 2 / games)  # NaN if all games were copies of one game
         return sum(means) / sides, _NORMAL_975 * math.sqrt(sum(variances)) / sides
 
     def _run(self, place: int, number: int, mixture: NDArray[np.float64]) -> tuple[Any, Algorithms, Config]:
-        """Returns the arguments of `train` for the response `number` of the population `place` to the mixture."""
+        """Returns the arguments of `train` for response number `number` of population `place` against the mixture."""
         policy, run_dir = self.policies[place], self._run_dir(number)
         seed = int(np.random.SeedSequence([self.config.seed, number, place]).generate_state(1)[0])
         played = {self._saved(place - 1, i): share for i, share in enumerate(mixture.tolist()) if share > _LEAST_SHARE}

@@ -102,9 +102,9 @@ def add_policies(result: PSROResult, payoffs: NDArray[np.float64], halves: NDArr
     for population, (mixture, other, means, widths) in zip(result.populations, views, strict=False):
         shares = np.zeros_like(means)
         shares[-1, :-1] = other
-        if result.opponent is not None:  # else the mixture returns 0 against itself
+        if result.opponent is not None:  # with one population, the mixture's return against itself is 0
             shares[:-1, :-1] = -np.outer(mixture, other)
-        met = shares != 0  # others' half widths may be NaN
+        met = shares != 0  # leaves out the half widths of other games, which may be NaN
         population.gains.append((float(shares[met] @ means[met]), float(np.linalg.norm(shares[met] * widths[met]))))
     result.payoffs, result.half_widths = payoffs, halves
 
@@ -140,7 +140,7 @@ def read_into(result: PSROResult) -> None:
 
 
 def _numbers(saved: Any, name: str, *shape: int) -> NDArray[np.float64]:
-    """Returns an array of the saved file. Raises TypeError if its shape is not `shape`; KeyError if it is missing."""
+    """Returns a saved array. Raises KeyError if it is missing, TypeError if it does not have the shape `shape`."""
     try:
         return np.array(saved[name], np.float64).reshape(shape)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""The settings that vary in a population: checks them, and applies them to a configuration and an algorithm."""
+"""Checks the settings that vary in a population, and applies them to a configuration and an algorithm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALGORITHM = "algorithm."
 
 
 def changeable(algorithm: Algorithm | str) -> Algorithm:
-    """Returns a population's algorithm, given as an instance or by name. Raises TypeError if it is neither."""
+    """Returns a population's algorithm, given as an instance or by name. Raises TypeError for a class or a mapping."""
     if isinstance(algorithm, type):
         raise TypeError(f"algorithm: expected an Algorithm, such as marlcore.PPO(), got the class {algorithm.__name__}")
     if isinstance(algorithm, Mapping):
@@ -32,7 +32,7 @@ def changeable(algorithm: Algorithm | str) -> Algorithm:
 
 
 def with_settings(config: Config, algorithm: Any, settings: Mapping[str, Any]) -> tuple[Config, Algorithm]:
-    """Returns the config and the algorithm with these settings, by dotted name. Raises ValueError or TypeError."""
+    """Applies settings, by dotted name, to a config and an algorithm. Raises ValueError or TypeError for wrong ones."""
     chosen = {name: value for name, value in settings.items() if name.startswith(ALGORITHM)}
     config = changed(config, {name: value for name, value in settings.items() if name not in chosen})
     hyperparameters = {name.removeprefix(ALGORITHM): value for name, value in chosen.items()}
@@ -42,8 +42,8 @@ def with_settings(config: Config, algorithm: Any, settings: Mapping[str, Any]) -
 def check_names(algorithm: Algorithm, config: Config, population: PopulationConfig) -> None:
     """Checks the settings that members share, and the names of the settings that vary.
 
-    Raises ValueError if a population cannot have a shared setting (`stop`, `self_play.pool` or `cluster.address`), if a
-    name is unknown, or if a setting may not vary.
+    Raises ValueError if `stop`, `self_play.pool` or `cluster.address` is set, if a name is unknown, or if a setting may
+    not vary.
     """
     if config.stop != StopConfig():
         raise ValueError(f"stop: expected the defaults in a population, got {config.stop}")
@@ -70,7 +70,7 @@ def check_names(algorithm: Algorithm, config: Config, population: PopulationConf
 def check_values(
     env_fn: Any, algorithm: Algorithm, config: Config, population: PopulationConfig, progress: bool
 ) -> list[str]:
-    """Checks all settings' values; returns the policies' names. Raises ValueError if a value is not allowed."""
+    """Checks the end values of all distributions; returns the policies' names. Raises ValueError for a wrong value."""
     policies, copies = policies_of(env_fn, algorithm, config, progress), population.method != "random"
     whole = _fingerprint(policies, config) if copies else None
     for name, distribution in population.settings.items():
@@ -101,12 +101,12 @@ def _check_interval(policies: tuple[AssignedPolicy, ...], interval: int) -> None
             if interval < least:
                 raise ValueError(
                     f"interval: expected at least {math.ceil(least)} steps, since {policy.name} learns from whole "
-                    f"batches and none outlasts a look, got {interval}"
+                    f"batches and the end of an interval drops a partial one, got {interval}"
                 )
 
 
 def _fingerprint(policies: tuple[AssignedPolicy, ...], config: Config) -> Any:
-    """Returns the properties that must be equal throughout a member's training, and in a member that it copies."""
+    """Returns the networks' shapes and the saved replays' limiters, which no setting that varies may change."""
     models = [build_model(policy, config).whole.state_dict() for policy in policies]
     shapes = [{name: tuple(tensor.shape) for name, tensor in model.items()} for model in models]
     limiters = [config.limiter(p.name, len(p.agents) * config.lanes) for p in policies] if config.replay.save else []

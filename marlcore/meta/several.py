@@ -1,6 +1,6 @@
 """Makes several runs in one program: one after another by `train`, or in parallel by `start` on one fork server.
 
-`work_seeds` makes runs that differ in their seed alone, and plots their curves together.
+`work_seeds` makes runs that differ only in their seed, and plots their curves together.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def work_seeds(
     env_fn: Callable[[], Any] | str, algorithm: Algorithms, config: Config | None, seeds: Sequence[int],
     parallel: int, progress: bool, children: Children, **initial: Any,
 ) -> list[Result]:  # fmt: skip
-    """Trains with each seed; returns results. `initial` has `init_from` and `init_strict`. Raises: as `train_seeds`."""
+    """Trains with each seed; see `train_seeds`. `initial` has its arguments `init_from` and `init_strict`."""
     config = config or Config()
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds: expected different ones, got {list(seeds)}")
@@ -62,14 +62,14 @@ def work_seeds(
             of_seed = replace(config, seed=seed, run_dir=str(folder / f"seed-{seed}"))
             waiting[f"seed {seed}"] = {"env_fn": env_fn, "algorithm": algorithm, "config": of_seed, **initial}
         labels = [*waiting]
-        for label in labels[:1]:  # the others differ in their seed and directory alone
+        for label in labels[:1]:  # the other runs differ only in seed and directory
             policies_of(**waiting[label], progress=progress)
         table = SharedProgress(len(seeds) * config.total_steps) if progress else None
         ended = stack.enter_context(closing(make_runs(waiting, config.mode, parallel, children, table)))
         for label, result in ended:
             results[label] = result()
             run_dirs = [made.run_dir for made in results.values() if made.run_dir.exists()]
-            if run_dirs:  # else all ended runs were stopped before their first step
+            if run_dirs:  # empty if all ended runs were stopped before their first step
                 described = read_config(run_dirs[0])
                 named = ", ".join(path.name.removeprefix("seed-") for path in run_dirs)
                 title = f"{described['env']}, {described['algorithm']}, seeds {named}"
@@ -107,8 +107,8 @@ def folder_of(kind: str, run_dir: str | None, resume: str | Path | None = None) 
 def working_in(folder: Path, kind: str) -> Iterator[None]:
     """Locks the directory during a `with` block; a KeyboardInterrupt inside the block says how to continue.
 
-    Removes the directory if it stays empty, or if it is new and the block fails before the first run has begun. Raises
-    ValueError if another process works in the directory.
+    Removes the directory if it is empty at the end, or if it is new and the block fails before the first run begins.
+    Raises ValueError if another process has locked it.
     """
     new = not folder.exists()
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -124,14 +124,14 @@ def working_in(folder: Path, kind: str) -> Iterator[None]:
             raise
         finally:
             if folder.exists() and not holds_files(folder):
-                with suppress_failed_calls():  # another program has just put files there, which stay
+                with suppress_failed_calls():  # keeps files that another program has just put there
                     (folder / LOCK).unlink()
                     folder.rmdir()
 
 
 @contextmanager
 def naming_what_continues(folder: Path, resume: str = "") -> Iterator[None]:
-    """Makes a KeyboardInterrupt in a `with` block name the directory of all runs, and say how to continue the runs."""
+    """Adds, to a KeyboardInterrupt in a `with` block, the runs' directory and how to continue the runs."""
     try:
         yield
     except KeyboardInterrupt:
@@ -142,7 +142,7 @@ def naming_what_continues(folder: Path, resume: str = "") -> Iterator[None]:
 
 @contextmanager
 def warned_once(text_of: Callable[[logging.LogRecord], str]) -> Iterator[None]:
-    """During a `with` block, logs only the first of the warnings for which `text_of` returns the same text."""
+    """During a `with` block, logs a run's warning only if `text_of` returns a text that is new."""
     seen: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:
@@ -164,9 +164,9 @@ def warned_once(text_of: Callable[[logging.LogRecord], str]) -> Iterator[None]:
 def make_runs(
     waiting: Waiting, mode: str, parallel: int, children: Children, table: SharedProgress | None, plots: bool = True
 ) -> Ended:
-    """Makes the runs of `waiting`; with `plots`, each run draws its curves.
+    """Makes the runs of `waiting`; with `plots`, each run draws its own curves.
 
-    Yields each run's label, with a function that returns the run's result or raises the error that ended the run.
+    Yields each ended run's label, and a function that returns the run's result or raises the error that ended it.
     """
     with table or nullcontext():
         if mode == "serial":  # some environments work only in a program's first thread
@@ -220,7 +220,7 @@ def _stop(running: Mapping[str, Run], hurry: bool) -> None:
 
 
 def _end_all(running: Mapping[str, Run], interrupts: Interrupts) -> None:
-    """Stops the runs and waits for them; a signal during this wait ends them without last checkpoints."""
+    """Stops the runs and waits until they end; a signal during the wait makes them skip their last checkpoints."""
     patient = not interrupts.stopping
     _stop(running, hurry=False)  # stop all runs before waiting for the first
     while not all(run.done for run in running.values()):

@@ -1,7 +1,7 @@
-"""This process and worker processes evaluate batches of states; the results come in the order of the states.
+"""Evaluates batches of states in this process and in workers; returns the results in the order of the states.
 
-Little work needs no worker, since this process evaluates too. Workers get states only if evaluating them takes longer
-than sending them.
+Workers get states only if evaluating them takes longer than sending them. This process evaluates too, so little work
+starts no workers.
 """
 
 import multiprocessing
@@ -19,12 +19,12 @@ from ..errors import CallbackFailed, WorldModelFailed, pass_on_from_handler
 from ..processes import Pool
 from ..unpickling import unpickled
 
-BATCH_S = 0.05  # of work in a worker's batch
-OWN_S = 0.005  # of work in a batch of this process
-LEAST_S = 0.001  # a batch with less work than this is not worth sending
-MOST = 4096  # the most states of a batch
-WAIT_S = 0.1  # for workers, between two looks for signals
-TRIED = 4  # batches before the cost of sending is judged
+BATCH_S = 0.05  # seconds of work in a worker's batch
+OWN_S = 0.005  # seconds of work in a batch of this process
+LEAST_S = 0.001  # a batch of fewer seconds is not worth sending
+MOST = 4096  # the largest number of states in a batch
+WAIT_S = 0.1  # the longest wait for workers, so that signals are seen
+TRIED = 4  # batches to send before the cost of sending is judged
 
 
 def count_workers(workers: int | None) -> int:
@@ -43,7 +43,7 @@ class BatchResult(NamedTuple):
 
 
 def packed(batch: BatchResult) -> bytes:
-    """Pickles a worker's reply. If the reply holds a user's error, adds this process's name to the error."""
+    """Pickles a worker's reply; adds the worker's name to an error that the user's code raised."""
     if isinstance(batch.failure, (CallbackFailed, WorldModelFailed)):
         batch = batch._replace(failure=batch.failure.of(multiprocessing.current_process().name))
     reply: bytes = cloudpickle.dumps(batch)
@@ -62,29 +62,29 @@ def stays_equal(thing: Any) -> bool:
 
 @dataclass
 class Batches:
-    """Splits a list of states, which may grow in the meantime, into batches, and evaluates them."""
+    """Splits a list of states, which may grow meanwhile, into batches, and evaluates them."""
 
     states: Sequence[Any]
     evaluate: Callable[[Sequence[Any]], BatchResult]  # in this process
-    workers: int  # processes that evaluate, this one included
+    workers: int  # the number of processes that evaluate, this one included
     size: int | None = None  # states of a worker's batch; if given, workers start at once. None: 50 ms of work
-    pool: Pool | None = None  # None: no workers. A worker answers a batch by a `packed` result
+    pool: Pool | None = None  # answers each batch by a `packed` result; None: no workers
     started: bool = False  # whether the pool's workers were started
-    handed: int = 0  # states before this number are evaluated, or are being evaluated
-    merged: int = 0  # results of states before this number were returned
-    cost: float = 0.0  # seconds that a state takes here
-    _sending: float = 0.0  # seconds that this process took to send states, and to read and merge what came back
+    handed: int = 0  # states below this number are evaluated, or are being evaluated
+    merged: int = 0  # results of states below this number were returned
+    cost: float = 0.0  # seconds per state in this process
+    _sending: float = 0.0  # seconds that this process took to send states, and to read and merge the results
     _sent_batches: int = 0
     _sent_states: int = 0
     _ends: dict[int, int] = field(default_factory=dict)  # by a batch's first state: the state after the batch
-    _results: dict[int, BatchResult] = field(default_factory=dict)  # by a batch's first state; each waits its turn
+    _results: dict[int, BatchResult] = field(default_factory=dict)  # by a batch's first state, until returned in order
 
     @property
     def pending(self) -> int:
         return len(self.states) - self.handed
 
     def attend(self, seconds: float = 0.0) -> None:
-        """Collects results from workers, for which it waits at most `seconds`, and gives states to idle workers."""
+        """Waits at most `seconds` for results of workers, collects them, and sends states to idle workers."""
         if self.pool is None:
             return
         if self.size is not None:
@@ -110,7 +110,7 @@ class Batches:
         self.took(size, perf_counter() - began - (self._sending - sending))
 
     def took(self, states: int, seconds: float) -> None:
-        """Notes how long this process took to evaluate some states."""
+        """Updates the cost of a state, given how long this process took to evaluate `states` states."""
         cost = seconds / states
         self.cost = 0.75 * self.cost + 0.25 * cost if self.cost else cost
 
@@ -121,7 +121,7 @@ class Batches:
                 raise batch.failure
             self.merged, began = self._ends.pop(self.merged), perf_counter()
             yield batch.result
-            self._sending += perf_counter() - began  # until the caller has merged it
+            self._sending += perf_counter() - began  # includes the time that the caller takes to merge the result
 
     def _take(self, pool: Pool, seconds: float) -> None:
         if not self.started:
@@ -133,7 +133,7 @@ class Batches:
             self._sending += perf_counter() - began
 
     def _next_size(self) -> int:
-        share = -(-(self.pending - 1) // self.workers)  # the last one is for this process
+        share = -(-(self.pending - 1) // self.workers)  # leaves at least one state for this process
         if self.size is not None:
             return min(self.size, share)
         is_costly = self._sent_batches >= TRIED and self._sending > self._sent_states * self.cost
@@ -142,7 +142,7 @@ class Batches:
         return min(max(1, int(BATCH_S / self.cost)), share, MOST)
 
     def _start(self, pool: Pool) -> None:
-        """Starts the workers if their server is ready, else does nothing; if `size` is given, waits until all run."""
+        """Starts the workers once their server is ready; if `size` is given, waits until all of them run."""
         if self.started:
             return
         pool.begin()

@@ -1,4 +1,4 @@
-"""Arrays of an agent's beliefs about the others' actions: for each of its own actions, profiles and probabilities."""
+"""Tabulates an agent's beliefs: for each of its actions, a distribution over the other agents' actions."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +14,7 @@ from .graph import Graph
 from .kernels.soft_policies import Belief
 from .tabulate import Numbers, Tabulate, answers
 
-# (state, agent, action) -> (probability, profile) pairs; a profile's actions of the agent and of robots do not matter
+# (state, agent, action) -> (probability, profile) pairs; a profile's actions of the agent and of robots are ignored
 Believed = Callable[[Any, int, int], Iterable[tuple[float, Sequence[int]]]]
 TOLERANCE = 1e-6  # of a sum of believed probabilities
 
@@ -27,10 +27,7 @@ def tabulate_belief(
     believed: Believed | None,
     acting: NDArray[np.bool_],
 ) -> Belief:
-    """Tabulates an agent's beliefs for each of its actions in each state that is not terminal.
-
-    If `believed` is None, the beliefs are uniform.
-    """
+    """Tabulates an agent's beliefs by state and own action, where `acting` [states]; uniform if `believed` is None."""
     graph, actions = tabulate.graph, tabulate.graph.actions
     others = tuple(i for i in range(graph.agents) if i != agent and i not in robots)
     free = _profiles_of(robots, actions)
@@ -47,7 +44,7 @@ def tabulate_belief(
 
 
 def _profiles_of(agents: Sequence[int], actions: int) -> NDArray[np.int64]:
-    """Returns the numbers of the profiles in which all agents but `agents` take action 0; ascending if `agents` are."""
+    """Returns the numbers of all profiles in which the other agents take action 0; sorted if `agents` are."""
     profiles = np.zeros(1, np.int64)
     for agent in agents:
         steps = np.arange(actions, dtype=np.int64) * actions**agent
@@ -58,10 +55,14 @@ def _profiles_of(agents: Sequence[int], actions: int) -> NDArray[np.int64]:
 def _beliefs(
     believed: Believed, agent: int, others: tuple[int, ...], graph: Graph, numbers: Numbers
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-    """Returns how many pairs `believed` gives by state and action, [numbers, actions], and all pairs as two arrays."""
+    """Calls `believed` for each action in the states `numbers`.
+
+    Returns the number of pairs for each state and action, [numbers, actions]; then, for all pairs one after another,
+    the probabilities and the profiles' bases (see `_base`).
+    """
 
     def pairs_of(state: Any) -> list[list[tuple[float, tuple[Any, ...]]]]:
-        # A profile is copied at once, since the caller's function may reuse its memory.
+        # Copies each profile at once, since the caller's function may reuse its memory.
         by_action = (believed(state, agent, action) for action in range(graph.actions))
         return [[(float(p), tuple(profile)) for p, profile in pairs] for pairs in by_action]
 
@@ -93,9 +94,10 @@ def _check_probabilities(pairs: list[tuple[float, tuple[Any, ...]]], where: str)
 
 
 def _base(profile: tuple[Any, ...], others: tuple[int, ...], graph: Graph, where: str) -> int:
+    """Returns the number of the profile with the actions of `others`, and action 0 of all other agents."""
     try:
         acts = [index(profile[i]) for i in others]
-    except (TypeError, IndexError):  # no integers, or too few
+    except (TypeError, IndexError):  # not integers, or too few
         acts = [-1]
     if len(profile) != graph.agents or not all(0 <= act < graph.actions for act in acts):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Builds a world model's graph: enumerates its states, then orders them, then writes them to one segment."""
+"""Builds a world model's graph: enumerates the states, orders them, and writes them to one segment."""
 
 import sys
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from .model import Profiles, WorldModel
 FRAME_S = 0.25
 MEMINFO = Path("/proc/meminfo")
 _MIB = 1 << 20
-_SMALL = _MIB  # bytes that are not worth a look, which takes a quarter of a millisecond
+_SMALL = _MIB  # fewer bytes are not checked, since a check takes a quarter of a millisecond
 
 
 def build_graph(
@@ -53,9 +53,9 @@ def build_graph(
             the level is the number of transitions on the longest path to a terminal state.
         min_free_memory_fraction: the share of the machine's memory, and of this process's memory limit, to keep free.
             With 0, memory is not checked.
-        fork: True: workers are forks of this process, which start in 0.03 s with all its imports. False: forks of a
-            new program, which imports what the model needs. None: True if this process has no other Python thread, no
-            native thread with a name of its own, no running threads of Numba and no open GPU.
+        fork: True: workers are forks of this process, which start in 0.03 s with all its imports. False: workers are
+            forks of a new program, which imports the modules that the model needs. None: True if this process has no
+            other Python thread, no native thread with a name of its own, no running Numba threads and no open GPU.
 
     Raises:
         ValueError: the transitions have a cycle, probabilities are negative or do not sum to 1, there are more than
@@ -113,7 +113,7 @@ class Watch:
         self._shown = False
 
     def look(self, expanded: int, discovered: int) -> None:
-        """Checks the memory and shows the progress, at most four times a second. Raises NotEnoughMemory."""
+        """Checks memory and shows progress, at most four times a second. Raises NotEnoughMemory; see `check_memory`."""
         now = monotonic()
         if now < self._due:
             return
@@ -124,7 +124,7 @@ class Watch:
         self._shown = True
 
     def check_memory(self, states: int, nbytes: int = 0) -> None:
-        """Raises NotEnoughMemory if too little memory would stay free after `nbytes` more are allocated."""
+        """Raises NotEnoughMemory if too little memory would stay free after allocating `nbytes` more."""
         if not self._fraction or 0 < nbytes < _SMALL:
             return
         for whose, free, total in _memory():

@@ -1,4 +1,4 @@
-"""Expansions: arrays of the states' possible transitions, which grow while a world model is enumerated."""
+"""The arrays of the states' transitions that grow while a world model is enumerated."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..checks import brief
 from ..errors import WorldModelFailed, pass_on_from_handler
 from .model import Profiles, Transition
 
-SAMPLE = 32  # most states that are expanded again; at most 1 + a sixteenth of the states with transitions
+SAMPLE = 32  # the most states to expand again; also at most 1 + a sixteenth of the states with transitions
 TOLERANCE = 1e-6  # of a sum of probabilities
 
 
 class Expansion:
-    """The transitions of some states; successors are numbered in the order in which they first occur."""
+    """The transitions of some states; states are numbered in the order in which they first occur."""
 
     def __init__(self, *states: Hashable) -> None:
         self.states = [*states]  # in the order of their numbers
@@ -32,7 +32,7 @@ class Expansion:
         self._checked = (0, 0, 0)  # expanded states, possible profiles and outcomes
 
     def add(self, transition: Transition, profiles: Profiles, state: Any) -> None:
-        """Adds a state's transitions. Raises WorldModelFailed, or TypeError if a successor has no hash."""
+        """Expands a state: adds its transitions. Raises WorldModelFailed, or TypeError if a successor has no hash."""
         numbers, successor, probability = self._numbers, self.successor.append, self.probability.append
         number = numbers.setdefault
         rows = len(self.profile)
@@ -54,7 +54,7 @@ class Expansion:
         self._list_new_states()
 
     def extend(self, other: Expansion) -> None:
-        """Appends another expansion's transitions and numbers its new states in order; both have passed `check`."""
+        """Appends the transitions and the new states of another expansion; both expansions must have passed `check`."""
         numbers = self._numbers
         numbered = np.array([numbers.setdefault(state, len(numbers)) for state in other.states], np.int32)
         self.successor.frombytes(numbered[np.asarray(other.successor)].tobytes())
@@ -72,11 +72,11 @@ class Expansion:
 
     @property
     def first(self) -> NDArray[np.int64]:
-        """The number of each state's first outcome, int64 [expanded states + 1]; the last entry counts all outcomes."""
+        """The index of each state's first outcome, int64 [expanded states + 1]; the last entry counts all outcomes."""
         return _starts(self.outcomes)[_starts(self.rows)]
 
     def check(self, expanded: Sequence[Any], profiles: Profiles) -> None:
-        """Checks the probabilities of the `expanded` states that came after the last check."""
+        """Checks the probabilities of the states expanded since the last check. Raises ValueError if they are wrong."""
         states, rows, outcomes = self._checked
         counts = np.asarray(self.rows)[states:]
         lengths = np.asarray(self.outcomes)[rows : rows + int(counts.sum())]
@@ -95,7 +95,7 @@ class Expansion:
         self._checked = (states + len(counts), rows + len(lengths), outcomes + len(chances))
 
     def check_repeats(self, transition: Transition, profiles: Profiles) -> None:
-        """Expands a bounded sample of states again, whichever process expanded them first, and compares the results."""
+        """Expands a sample of states again, in this process. Raises ValueError if a state's transitions differ."""
         live = np.flatnonzero(self.rows)
         count = min(SAMPLE, len(live), 1 + len(live) // 16)
         sample = live[np.linspace(0, len(live) - 1, count).astype(int)]
@@ -104,12 +104,12 @@ class Expansion:
             again = Expansion()
             again.add(transition, profiles, self.states[number])
             rows = range(first_row[number], first_row[number + 1])
-            before = self._answers(rows, int(first_outcome[rows.start]))
-            after = again._answers(range(again.rows[0]), 0)
-            if before != after:
-                index = min(index for index in before | after if before.get(index) != after.get(index))
-                first: Any = before.get(index)
-                second: Any = after.get(index)
+            earlier = self._answers(rows, int(first_outcome[rows.start]))
+            later = again._answers(range(again.rows[0]), 0)
+            if earlier != later:
+                index = min(index for index in earlier | later if earlier.get(index) != later.get(index))
+                first: Any = earlier.get(index)
+                second: Any = later.get(index)
                 if first is not None and second is not None:
                     first, second = next(pair for pair in zip_longest(first, second) if pair[0] != pair[1])
                 raise ValueError(
@@ -137,7 +137,7 @@ def _starts(counts: array[int]) -> NDArray[np.int64]:
 
 
 def _explained(error: Exception, state: Any, profile: tuple[int, ...], pairs: Any) -> Exception:
-    with suppress(TypeError, ValueError):  # an item may be no pair
+    with suppress(TypeError, ValueError):  # an item may not be a pair
         for _, successor in pairs if isinstance(error, TypeError) else ():
             try:
                 hash(successor)

@@ -1,7 +1,7 @@
-"""Enumerates a world model's states in this process and workers; how these share the work does not change the result.
+"""Enumerates a world model's states in this process and in workers; the result does not depend on who expands which.
 
-A state's number is the order of its discovery, breadth first: states are expanded in any order, but their expansions
-are merged in the order of their numbers. Errors are raised in that order too.
+States are numbered in the order of their discovery, breadth first. They are expanded in any order, but expansions are
+merged, and errors raised, in the order of the states' numbers.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -18,9 +18,9 @@ from .batches import WAIT_S, Batches, BatchResult, packed, stays_equal
 from .expansion import Expansion
 from .model import Profiles, Transition, WorldModel
 
-START_AFTER_S = 0.05  # work here before workers start; their server starts in 0.02 s, or 0.2 s as a new program
-SLICE_S = 0.01  # of expanding states here between two looks at everything else
-LOOK_S = 0.0005  # between two looks at the workers
+START_AFTER_S = 0.05  # seconds before workers start; their server starts in 0.02 s, or 0.2 s as a new program
+SLICE_S = 0.01  # seconds of expanding states here before anything else is looked at
+LOOK_S = 0.0005  # seconds between two looks at the workers
 
 
 class Exploration:
@@ -35,10 +35,10 @@ class Exploration:
         self._batches = Batches(self._whole.states, partial(expand, self._watchful, profiles), workers, batch)
         self._start_at = perf_counter() + (START_AFTER_S if batch is None else 0.0)
         self._next_look = 0.0
-        self._lost: Exception | None = None  # why workers cannot continue; the model is not to blame for it
+        self._lost: Exception | None = None  # an error of the workers themselves, not of the model
 
     def run(self, tick: Callable[[int, int], None]) -> Expansion:
-        """Explores all states; calls `tick`(expanded, found) every few milliseconds, unless a state takes longer."""
+        """Explores all states; calls `tick(expanded, found)` every few milliseconds, or less often for slow states."""
         whole = self._whole
         with closing(self._pool) if self._pool else nullcontext():
             while len(whole.rows) < len(whole.states):
@@ -63,7 +63,7 @@ class Exploration:
             raise _changed(self._whole.states[0])
 
     def _expand_in_place(self) -> None:
-        """Expands states while no worker has any: new states join the list at once."""
+        """Expands states one by one for SLICE_S seconds, while no worker has states; new states join at once."""
         whole, batches, first = self._whole, self._batches, self._batches.merged
         began = now = perf_counter()
         try:
@@ -71,17 +71,17 @@ class Exploration:
                 whole.add(self._transition, self._profiles, whole.states[len(whole.rows)])
                 now = perf_counter()
         finally:
-            whole.check(whole.states, self._profiles)  # an error from here concerns an earlier state
+            whole.check(whole.states, self._profiles)  # its error is that of an earlier state, so it comes first
         batches.handed = batches.merged = len(whole.rows)
         if batches.merged > first:
             batches.took(batches.merged - first, now - began)
 
     def _watchful(self, state: Any, profile: tuple[int, ...]) -> Any:
-        """Calls the model, but first attends to the workers if that is due, since one state may take long."""
+        """Calls the model; first attends to the workers if that is due, since a state may take long."""
         if perf_counter() >= self._next_look:
             try:
                 self._attend(0.0)
-            except Exception as error:  # `expand` would take it for the model's error and raise it later
+            except Exception as error:  # kept, since `expand` takes it for an error of the model
                 self._lost = error
                 raise
             self._next_look = perf_counter() + LOOK_S
@@ -89,7 +89,7 @@ class Exploration:
 
 
 def expand(transition: Transition, profiles: Profiles, states: Sequence[Any]) -> BatchResult:
-    """Expands states one by one, until one fails; the result has the failure, if any."""
+    """Expands states one by one until a state fails; the result holds the error, if any."""
     expansion, failure = Expansion(), None
     try:
         for state in states:
@@ -126,7 +126,7 @@ def _answer_with(model: WorldModel, profiles: Profiles) -> Callable[[bytes], byt
             text = f"state: expected successors that can be pickled ({reason}); workers=1 needs no pickling"
             return packed(BatchResult(None, TypeError(text)))
         for state, copy in zip(batch.result.states, copies, strict=True):
-            if copy != state:  # such as one with a nan; each copy would become a state of its own
+            if copy != state:  # such as a state with a NaN: each copy would become another state
                 return packed(BatchResult(None, _changed(state)))
         return reply
 
@@ -136,5 +136,5 @@ def _answer_with(model: WorldModel, profiles: Profiles) -> Callable[[bytes], byt
 def _changed(state: Any) -> TypeError:
     return TypeError(
         "state: expected states that are equal and hash alike after pickling, got "
-        f"{brief(state)}, whose copy is another one; workers=1 needs no pickling"
+        f"{brief(state)}, whose copy differs; workers=1 needs no pickling"
     )

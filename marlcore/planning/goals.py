@@ -1,4 +1,4 @@
-"""Arrays of an agent's goals: the states that offer each goal, its weights, and the states that achieve it."""
+"""Tabulates an agent's goals: which states offer each goal, with which weight, and which states achieve it."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,17 +24,17 @@ Goals = Mapping[int, Sequence[Goal]] | GoalGenerator
 class GoalTable:
     """The goals of one agent, and the states that offer or achieve each goal."""
 
-    goals: list[Goal]  # ordered by the number of the first state that offers each
+    goals: list[Goal]  # in the order of the first states that offer them
     flags: NDArray[np.uint8]  # [states, goals], OFFERED and ACHIEVED
     weight: NDArray[np.float64]  # [states, goals], or [1, goals] if all states offer all goals with the same weights
 
 
 def tabulate_goals(tabulate: Tabulate, goals: Goals, agent: int, acting: NDArray[np.bool_]) -> GoalTable:
-    """Evaluates an agent's goals once in each state, and a goal generator once in each state where agents act."""
+    """Evaluates an agent's goals once in each state; calls a goal generator where `acting`, bool [states], is True."""
     offered: NDArray[Any]
     if callable(goals):
         job, numbers = partial(_offers, goals, agent), np.flatnonzero(acting).tolist()
-        # If a pickled copy of a goal differs from the goal, this process alone generates goals.
+        # If a pickled copy of a goal differs from the goal, only this process generates goals.
         stay_equal = all(map(stays_equal, job(tabulate.graph, numbers[:1])[0]))
         offers = (tabulate if stay_equal else Tabulate(tabulate.graph, 1))(job, numbers)
         goals_of_agent, offered, weight = _join([job(tabulate.graph, []), *offers], len(acting))

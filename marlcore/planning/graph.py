@@ -24,7 +24,7 @@ from .order import Edges, given_levels, longest_paths, topological_order, write_
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COUNTS = {"agents": 1, "actions": 1, "states": 1, "rows": 0, "outcomes": 0, "pickled": 0}  # the least of each
+COUNTS = {"agents": 1, "actions": 1, "states": 1, "rows": 0, "outcomes": 0, "pickled": 0}  # with their minimums
 LARGEST = 2**40
 MOST_PLOTTED = 300  # states; with more, the picture would be unreadable
 _COLOURS = {True: "#dbe9f6", False: "#f6d8c6"}  # of states with transitions, and of terminal states
@@ -119,7 +119,7 @@ class Graph(Shared):
 
     @cached_property
     def levels(self) -> list[NDArray[np.int64]]:
-        """For each level, the numbers of its states, int64, ascending; successors of a state lie in earlier entries."""
+        """For each level, its states' numbers, int64, ascending; a state's successors are in earlier entries."""
         order = np.argsort(self.level, kind="stable")
         cuts = np.flatnonzero(np.diff(self.level[order])) + 1
         source = int(np.searchsorted(self.row_start, 0, "right")) - 1  # of the first outcome

@@ -48,8 +48,8 @@ def backward_induction(
                else of e^(-rho D) V(successor), D being the transition's duration
         pi = softmax(beta Q), V = sum of pi(a) Q(a)
 
-    In a state that achieves the goal, the agent takes its first possible action. An action that occurs in no possible
-    profile is never taken. Results are the same to the last bit for any number of workers.
+    In a state that achieves the goal, the agent takes its first possible action. It never takes an action that is in no
+    possible profile. Results are the same to the last bit for any number of workers.
 
     Args:
         graph: a graph of `build_graph`, with probabilities.
@@ -57,8 +57,8 @@ def backward_induction(
             depend on the state. A goal is hashable: a function state -> bool, or an object with such a method
             `is_achieved`.
         agents: the agents whose policies are computed; by default, those that have goals.
-        robots: agents whose actions get no probabilities: each expectation is the least over all robots' actions.
-        optimistic: takes the greatest expectation over the robots' actions instead of the least.
+        robots: agents whose actions get no probabilities: an expectation is the minimum over the robots' actions.
+        optimistic: use the maximum over the robots' actions instead of the minimum.
         believed: (state, agent, action) -> (probability, profile) pairs: how the others act. The profile's actions of
             the agent and of robots do not matter. By default, all others act at random. In each state, profiles
             that are not possible are left out.
@@ -111,12 +111,13 @@ def _induce(
     """Computes the agents' values and policies in the states `numbers`. Raises ValueError for impossible beliefs."""
     actions = graph.actions
     for agent, belief in beliefs.items():
-        its = policies[agent]
-        width = len(its.goals)
+        arrays = policies[agent]
+        width = len(arrays.goals)
         total = np.empty(width, np.float32 if sums == "float16" else np.float64)
         q, extreme, mass, chosen = (np.empty(shape) for shape in ((actions, width), width, actions, actions))
         scratch = Scratch(q, total, extreme, mass, chosen)
-        stuck = induce(rows, belief, actions**agent, beta, its.flags, its.stored, its.policy, numbers, scratch)
+        of_agent = arrays.flags, arrays.stored, arrays.policy
+        stuck = induce(rows, belief, actions**agent, beta, *of_agent, numbers, scratch)
         if stuck >= 0:
             expected = f"believed: no profile that agent {agent} believes in is possible in state"
             raise ValueError(f"{expected} {brief(graph.states[stuck])}")

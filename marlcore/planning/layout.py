@@ -30,7 +30,7 @@ def bind(shapes: Shapes, body: NDArray[np.uint8]) -> dict[Any, NDArray[Any]]:
 
 
 def pickled(thing: Any, refusal: str) -> NDArray[np.uint8]:
-    """Pickles an object to an array of uint8. Raises TypeError with `refusal` and the reason if that fails."""
+    """Pickles an object to an array of uint8. If that fails, raises TypeError(refusal.format(reason))."""
     try:
         return np.frombuffer(cloudpickle.dumps(thing), np.uint8)
     except Exception as error:  # a class's own pickling may raise anything

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ..checks import check_whole
 
 MOST_PROFILES = 2**31
-_KEPT = 2**16  # the most profiles that are kept as a list; more are made anew for each state
+_KEPT = 2**16  # up to this number, profiles are kept as a list; otherwise they are made again for each state
 
 Outcomes = Sequence[tuple[float, Hashable]]
 Transition = Callable[[Any, tuple[int, ...]], Outcomes | None]  # a model's transition_probabilities
@@ -19,10 +19,10 @@ Transition = Callable[[Any, tuple[int, ...]], Outcomes | None]  # a model's tran
 class WorldModel(Protocol):
     """A finite world in which several agents act at the same time.
 
-    States are hashable. Equal states hash alike in every process, so a state must not keep the hash of a string when
-    it is pickled. If states can be compared by <, the graph has the smaller of two states first, where either may come
-    first. The model is deterministic: the same state and profile give the same outcomes in the same order in every
-    process, so the model must not iterate over a set of strings.
+    States are hashable. Equal states have equal hashes in every process, so a state must not pickle a string's hash. If
+    states can be compared by <, and two states may come in either order in the graph, the smaller state comes first.
+    The model is deterministic: the same state and profile give the same outcomes in the same order in every process, so
+    the model must not iterate over a set of strings.
 
     Attributes:
         agents: one entry for each agent.
@@ -55,7 +55,7 @@ class Profiles:
     """All action profiles, ordered by index, the sum of action_i * actions^i; agent 0's action varies fastest."""
 
     def __init__(self, agents: int, actions: int) -> None:
-        """Checks the numbers. Raises ValueError if there is no agent, no action, or more than 2^31 profiles."""
+        """Raises ValueError if there is no agent, no action, or more than 2^31 profiles."""
         check_whole("agents", agents)
         check_whole("action_space.n", actions)
         if int(actions) ** int(agents) > MOST_PROFILES:

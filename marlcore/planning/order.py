@@ -1,4 +1,4 @@
-"""Orders a graph's states so that every successor comes later; computes levels, and writes arrays in that order."""
+"""Orders a graph's states so that every successor comes later, computes levels, and writes the arrays in that order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ..checks import brief, check_whole
 from .expansion import Expansion
 
-BLOCK = 1 << 20  # outcomes that are sorted or moved at once, to save memory
-SHOWN = 8  # states of a cycle
+BLOCK = 1 << 20  # outcomes to sort or move at once, to save memory
+SHOWN = 8  # the most states of a cycle in a message
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Edges:
 def topological_order(states: Sequence[Any], edges: Edges) -> list[int]:
     """Orders the states' numbers so that every successor comes later. Raises ValueError if there is a cycle.
 
-    Among the states whose predecessors are all in the order, the smallest state comes next; if some states cannot be
-    compared, the state with the smallest number.
+    A state is ready when all its predecessors are in the order. The next state is always the smallest ready one or, if
+    some states cannot be compared, the ready one with the smallest number.
     """
     try:
         order = _smallest_first(states, edges)
-    except TypeError:  # only a comparison can raise it
+    except TypeError:  # two states cannot be compared
         order = _smallest_first(range(len(states)), edges)
     if len(order) < len(states):
         cycle = [brief(states[number]) for number in _cycle(edges, order)]
@@ -69,8 +69,8 @@ def topological_order(states: Sequence[Any], edges: Edges) -> list[int]:
 
 
 def _smallest_first(keys: Sequence[Any], edges: Edges) -> list[int]:
-    """Orders states by Kahn's algorithm with a heap; leaves out states on cycles and states behind cycles."""
-    waiting = np.bincount(edges.target, minlength=len(edges)).tolist()  # predecessors that have not come
+    """Orders states by Kahn's algorithm with a heap; leaves out states on cycles or reachable from cycles."""
+    waiting = np.bincount(edges.target, minlength=len(edges)).tolist()  # counts of predecessors not in the order yet
     start, target = edges.start.tolist(), edges.target.data
     ready = [(keys[number], number) for number, count in enumerate(waiting) if not count]
     heapify(ready)
@@ -86,6 +86,7 @@ def _smallest_first(keys: Sequence[Any], edges: Edges) -> list[int]:
 
 
 def _cycle(edges: Edges, order: list[int]) -> list[int]:
+    """Returns the numbers of a cycle's states; `order` lists the states that `_smallest_first` could order."""
     left = np.ones(len(edges), bool)
     left[order] = False
     source = edges.source
@@ -111,7 +112,10 @@ def longest_paths(edges: Edges, order: list[int]) -> NDArray[np.int64]:
 
 
 def given_levels(states: Sequence[Any], edges: Edges, level_fct: Callable[[Any], int]) -> NDArray[np.int64]:
-    """Returns `level_fct` of each state, int64 [states]. Raises ValueError if the edges contradict these levels."""
+    """Returns each state's level by `level_fct`, int64 [states].
+
+    Raises ValueError unless every edge lowers the level, or every edge raises it.
+    """
     levels = [level_fct(state) for state in states]
     for state, value in zip(states, levels, strict=True):
         check_whole(f"level_fct({brief(state)})", value, -(2**62), 2**62)
@@ -128,7 +132,10 @@ def given_levels(states: Sequence[Any], edges: Edges, level_fct: Callable[[Any],
 
 
 def write_in_order(arrays: Mapping[str, NDArray[Any]], expansion: Expansion, order: NDArray[np.int64]) -> None:
-    """Writes an expansion's rows and outcomes into a graph's arrays; `order`: the states' numbers, int64 [states]."""
+    """Writes an expansion's rows and outcomes into a graph's arrays.
+
+    `order`, int64 [states], lists the states' numbers in the expansion, in the graph's order.
+    """
     rows_of, first_outcome = np.asarray(expansion.rows), expansion.first
     first_row = np.cumsum(rows_of) - rows_of
     outcomes_of = np.diff(first_outcome)
@@ -153,6 +160,7 @@ def write_in_order(arrays: Mapping[str, NDArray[Any]], expansion: Expansion, ord
 
 
 def _ranges(first: NDArray[np.int64], counts: NDArray[Any]) -> NDArray[np.int64]:
+    """Concatenates the ranges first[i] to first[i] + counts[i] - 1."""
     shift = first - (np.cumsum(counts) - counts)
     numbers: NDArray[np.int64] = np.repeat(shift, counts)
     numbers += np.arange(len(numbers))

@@ -34,36 +34,36 @@ class AgentPolicies(GoalTable):
 
     @property
     def offered(self) -> NDArray[np.bool_]:
-        """Returns whether a goal is on offer: bool [states, goals]."""
+        """Whether each state offers each goal: bool [states, goals]."""
         return (self.flags & OFFERED).astype(bool)
 
     @property
     def achieved(self) -> NDArray[np.bool_]:
-        """Returns whether a state achieves a goal: bool [states, goals]."""
+        """Whether each state achieves each goal: bool [states, goals]."""
         return (self.flags & ACHIEVED).astype(bool)
 
     def offers(self, state: int, goal: int) -> bool:
-        """Returns whether a state offers a goal; `state` and `goal` are numbers."""
+        """Returns whether the state with this number offers the goal with this number."""
         return bool(self.flags[state, goal] & OFFERED)
 
     def achieves(self, states: Any, goal: int) -> NDArray[np.int8]:
-        """Returns 1 for each state that achieves a goal, else 0, int8; `states` and `goal` are numbers."""
+        """Returns int8, in the shape of `states` (numbers of states): 1 if the state achieves the goal, else 0."""
         achieved: NDArray[np.int8] = (self.flags[states, goal] & ACHIEVED).astype(bool).astype(np.int8)
         return achieved
 
     def on_offer(self, state: int) -> list[int]:
-        """Returns the numbers of the goals on offer in the state with this number."""
+        """Returns the numbers of the goals that the state with this number offers."""
         goals: list[int] = np.flatnonzero(self.flags[state] & OFFERED).tolist()
         return goals
 
     @property
     def weights(self) -> NDArray[np.float64]:
-        """Returns the weights of all states: float64 [states, goals]."""
+        """Each goal's weight in each state: float64 [states, goals]."""
         return np.broadcast_to(self.weight, self.flags.shape)
 
     @property
     def stored(self) -> NDArray[Any]:
-        """Returns the values in the form that kernels take: float16 as uint16 with the same bits."""
+        """The values in the form that kernels take: float16 as uint16 with the same bits."""
         return self.values.view(np.uint16) if self.values.dtype == np.float16 else self.values
 
 
@@ -86,7 +86,7 @@ class Policies(Shared):
 
     @classmethod
     def create(cls, tables: Mapping[int, GoalTable], actions: int, dtype: str, policy_dtype: str) -> Policies:
-        """Makes zeroed values and policies for these agents' goals."""
+        """Creates values and policies for these agents' goals; all are 0 at first."""
         goals = {agent: table.goals for agent, table in tables.items()}
         content = pickled(goals, "goals: expected something that can be pickled, got {}")
         about = {
@@ -116,7 +116,7 @@ class Policies(Shared):
         return f"<Policies {self._segment.path} states={about['states']} goals={goals} dtype={about['dtype']}>"
 
     def close(self) -> None:
-        """Releases the memory; arrays that are still in use keep it."""
+        """Releases the memory, unless arrays of it are still in use."""
         self._arrays = {}
         super().close()
 

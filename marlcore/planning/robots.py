@@ -19,7 +19,7 @@ from .sweep import Numbers, Progress, sweep, work_of
 from .tabulate import Tabulate
 
 Floats = NDArray[np.float64]
-# (what people can attain, the goals' weights), both by agent: float64 [n, goals] -> the robots' reward, float64 [n]
+# (attainable probabilities, goals' weights), each by agent: float64 [n, goals] -> the robots' rewards, float64 [n]
 Aggregate = Callable[[Mapping[int, Floats], Mapping[int, Floats]], Floats]
 
 
@@ -98,7 +98,7 @@ def robot_induction(
         np.zeros((len(graph), graph.actions ** len(robots))),
         {person: np.zeros(arrays.flags.shape) for person, arrays in policies.items()},
     )
-    places, others = (np.array([graph.actions**i for i in some], np.int64) for some in (people.agents, robots))
+    places, others = (np.array([graph.actions**i for i in agents], np.int64) for agents in (people.agents, robots))
     mixed = People(np.zeros((len(policies), len(graph), graph.actions)), places, others)
     step = _RobotInduction(graph, rows, people_rows, mixed, policies, result, aggregate, float(beta), power)
     width = sum(len(arrays.goals) for arrays in policies.values()) + 1
@@ -131,9 +131,9 @@ class _RobotInduction:
                 raise ValueError(f"power: expected negative values of the robots, got a Q of at least 0 {where}")
             raise ValueError(f"people: expected policies under which a profile is possible {where}")
         for person, (agent, arrays) in enumerate(self.policies.items()):
-            room = tuple(np.empty(len(arrays.goals)) for _ in range(3))
+            memory = tuple(np.empty(len(arrays.goals)) for _ in range(3))
             of_person = arrays.policy, arrays.flags, result.attainable[agent]
-            attain(self.people_rows, self.people, person, result.policy, *of_person, numbers, room)
+            attain(self.people_rows, self.people, person, result.policy, *of_person, numbers, memory)
 
     def add_rewards(self, numbers: Numbers) -> None:
         acting = numbers[self.graph.row_start[numbers + 1] > self.graph.row_start[numbers]]
@@ -147,7 +147,7 @@ class _RobotInduction:
         rewards = np.asarray(self.aggregate(attainable, weights), float)
         if rewards.shape != acting.shape:
             raise ValueError(f"aggregate: expected {acting.shape} numbers, got {rewards.shape}")
-        wrong = ~np.isfinite(rewards)  # infinity times a probability of 0 would not be a number
+        wrong = ~np.isfinite(rewards)  # infinity times a probability of 0 would be NaN
         if wrong.any():
             state = self.graph.states[acting[wrong.argmax()]]
             raise ValueError(f"aggregate: expected finite numbers, got {rewards[wrong][0]} in state {brief(state)}")

@@ -1,7 +1,7 @@
-"""Sweeps over a graph's levels from the end to the beginning; every kind of backward induction does this.
+"""Sweeps over a graph's levels from the terminal states to the initial state, for every kind of backward induction.
 
-A level's states do not depend on one another, so a large level is split over threads: kernels release the GIL and write
-to disjoint rows of the same arrays. Neighbouring small levels are swept by one thread in one call.
+States of a level do not depend on one another, so threads share a large level: kernels release the GIL and write to
+disjoint rows of the same arrays. Neighbouring small levels are swept by one thread in one call.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +18,12 @@ Numbers = NDArray[np.int64]  # of states
 Progress = Callable[[int, int], None]  # (states done, all states)
 Step = Callable[[Numbers], None]
 
-SPLIT = 1 << 16  # work below which threads would cost more time than they save: about half a millisecond of one thread
-CHUNK = 1 << 20  # work of one call of a kernel: some ten milliseconds, so that an interrupt need not wait
+SPLIT = 1 << 16  # for less work, about half a millisecond of one thread, threads cost more time than they save
+CHUNK = 1 << 20  # the most work in a call of a kernel, some ten milliseconds, so that interrupts are handled soon
 
 
 def work_of(graph: Graph, width: int) -> NDArray[np.float64]:
-    """Returns how many probability * value products each state costs for `width` goals, plus 1: float64 [states]."""
+    """Returns each state's number of products (outcomes times `width` goals) plus 1: float64 [states]."""
     return np.diff(graph.start[graph.row_start]) * float(width) + 1.0
 
 
@@ -35,7 +35,7 @@ def sweep(
     after: Step | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Calls, for each level in order, `step` with parts of the level's states, then `after` with all of them.
+    """For each level in order, calls `step` with parts of the level's states, then `after` with all of its states.
 
     Threads share the calls of `step` for large levels; this thread calls `after`. If several calls of `step` fail,
     raises the exception for the earliest part.
@@ -57,7 +57,7 @@ def sweep(
 
 
 def _stretches(levels: Sequence[Numbers], work: NDArray[np.float64], together: bool) -> Iterator[tuple[Numbers, bool]]:
-    """Yields each level and whether it is large; if `together`, joins neighbouring small levels to one."""
+    """Yields each level, and whether it is large; if `together`, yields neighbouring small levels as one."""
     for large, neighbours in groupby(levels, lambda level: float(work[level].sum()) >= SPLIT):
         if together and not large:
             yield np.concatenate([*neighbours]), large
@@ -66,7 +66,7 @@ def _stretches(levels: Sequence[Numbers], work: NDArray[np.float64], together: b
 
 
 def _chunks(numbers: Numbers, work: NDArray[np.float64], threads: int) -> list[Numbers]:
-    """Splits states into parts of about equal work: at least one part for each thread, each with at most CHUNK work."""
+    """Splits states into parts of about equal work, at most CHUNK each: one or more for each thread."""
     ends = np.cumsum(work[numbers])
     parts = threads * max(1, -(-int(ends[-1]) // (CHUNK * threads)))
     cuts = np.searchsorted(ends, ends[-1] * np.arange(1, parts) / parts)
@@ -75,7 +75,7 @@ def _chunks(numbers: Numbers, work: NDArray[np.float64], threads: int) -> list[N
 
 def _share(pool: ThreadPoolExecutor, step: Step, chunks: list[Numbers]) -> None:
     futures: list[Future[None]] = []
-    ended: SimpleQueue[None] = SimpleQueue()  # `wait` takes locks that an interrupt may leave locked
+    ended: SimpleQueue[None] = SimpleQueue()  # not `futures.wait`, whose locks an interrupt may leave locked
 
     def work(chunk: Numbers) -> None:
         try:
@@ -90,6 +90,6 @@ def _share(pool: ThreadPoolExecutor, step: Step, chunks: list[Numbers]) -> None:
             ended.get()
     finally:
         for future in futures:
-            future.cancel()  # after an interrupt, the pool waits only for the chunks that have begun
+            future.cancel()  # so that, after an interrupt, the pool waits only for chunks that have begun
     for future in futures:
         future.result()

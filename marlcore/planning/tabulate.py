@@ -1,4 +1,4 @@
-"""Evaluates the caller's functions once in each state: in this process, and in workers if that takes long."""
+"""Evaluates the caller's functions once in each state: in this process and, if that takes long, in workers."""
 
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -17,8 +17,8 @@ T = TypeVar("T")
 Numbers = Sequence[int]  # of states
 Job = Callable[[Graph, Numbers], T]
 
-WORTH_S = 1.0  # seconds of work left from which on workers start; their server starts in 0.3 s
-WORTH_A_STATE_S = 5e-6  # to be added for each state, since every worker unpickles all states
+WORTH_S = 1.0  # workers start if more seconds of work are left; their server takes 0.3 s to start
+WORTH_A_STATE_S = 5e-6  # added to WORTH_S for each state, since every worker unpickles all states
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Tabulate:
     workers: int
 
     def __call__(self, job: Job[T], numbers: Numbers) -> list[T]:
-        """Returns the results for batches of states, in the states' order. Raises the first failed batch's error."""
+        """Returns the results for batches of the states `numbers`, in order. Raises the first failed batch's error."""
         batches = Batches(numbers, partial(_evaluate, job, self.graph), self.workers)
         worth_s = WORTH_S + WORTH_A_STATE_S * len(self.graph)
         may_start = self.workers > 1
@@ -46,7 +46,7 @@ class Tabulate:
         return results
 
     def _make_pool(self, job: Job[Any]) -> Pool | None:
-        """Makes the workers; returns None if the job cannot be pickled, since this process can still do it alone."""
+        """Makes the workers; returns None if the job cannot be pickled, so that only this process evaluates it."""
         try:
             make = partial(_answer_with, job, self.graph)
             return Pool(make, self.workers - 1, name="planner", preload=("marlcore.planning.induction",))
@@ -56,7 +56,10 @@ class Tabulate:
 
 
 def answers(what: str, states: Sequence[Any], calls: Iterable[T]) -> list[T]:
-    """Collects the results of `calls` of the caller's function `what`. Raises CallbackFailed if a call raises."""
+    """Collects the results of `calls`, one for each state.
+
+    If a call raises, raises CallbackFailed, which names the state and the caller's function (by the text `what`).
+    """
     returned: list[T] = []
     try:
         returned.extend(calls)

@@ -24,7 +24,7 @@ ONE_STEP: Any = SimpleNamespace(  # a world model: one step of two agents
 def warm_up() -> float:
     """Compiles or loads the kernels of planning; returns the seconds taken."""
     began = monotonic()
-    # A function of goals gives another kind of array of weights than a list of goals does.
+    # The array of weights has another memory layout for a function of goals than for a list.
     kinds: tuple[Goals, ...] = ({0: [bool]}, lambda state, agent: [(bool, 1.0)])
     for probabilities, goals, dtype in product(PROBABILITIES, kinds, DTYPES):
         with (

@@ -1,7 +1,7 @@
 """Self-play: a policy learns against frozen copies of itself and scripted anchors, with a payoff table and evaluations.
 
-Matches assign players to an actor's collectors. A league decides on the opponents and their odds, which the learner
-publishes with its weights. The evaluator plays games against the opponents.
+In each actor, `Matches` assigns players to the collectors. In each learner, a `League` decides on the opponents and
+their odds, and publishes them with the weights. The evaluator's `OpponentGames` play against the same opponents.
 """
 
 from .league import League, plot_payoff

@@ -1,4 +1,4 @@
-"""The learner's part of self-play: it adds results to the payoff table, admits opponents, and sets their odds."""
+"""The learner's part of self-play: records results in the payoff table, admits opponents, and sets their odds."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,14 +26,14 @@ _MOST_ROWS = 400  # rows of the history; beyond, every second row is dropped
 
 @dataclass
 class Standing:
-    """The league's state in a checkpoint; a field that an older checkpoint lacks has its default."""
+    """The league's state in a checkpoint; fields that an older checkpoint lacks get their defaults."""
 
     payoff: dict[str, Any] = field(default_factory=dict)  # the table's `state_dict`
     games_before: int = 0  # games before the last admission
     begun: bool = False
     highest: float | None = None  # win rate of `League.best` against the anchors, over a whole window
     measured: int = 0  # games against the anchors before the present window
-    decided: int = 0  # the newest copy for which an exploiter's return to its first weights was decided
+    decided: int = 0  # the newest copy after which it was drawn whether an exploiter returns to its initial weights
     results: int | None = None  # the nonce of the results' telemetry
     positions: list[int] = field(default_factory=list)  # positions up to which results were read
 
@@ -42,8 +42,8 @@ class Standing:
 class League:
     """Manages one policy's opponents for its learner.
 
-    From time to time, a copy of the policy joins the policy's pool. If the policy is an exploiter, which looks for the
-    weaknesses of others, it may then return to its initial weights, to find other weaknesses.
+    From time to time, a copy of the policy joins the policy's pool. An exploiter, which looks for weaknesses of other
+    policies, may then return to its initial weights, to find other weaknesses.
     """
 
     config: SelfPlayConfig
@@ -65,11 +65,11 @@ class League:
         for number in pooled_numbers(self.pool.store):
             if number not in self._payoff.ratings:  # the copy joined after the checkpoint, or the rating is new
                 self._payoff.admit(number)
-        if standing.results == self.results.handle.nonce:  # a learner of this run died: read again from its checkpoint
+        if standing.results == self.results.handle.nonce:  # this run's last learner died: read from its checkpoint on
             self.results.read_from(standing.positions)
 
     def publish(self, numbers: Mapping[str, float]) -> dict[str, Any]:
-        """Records new results, admits the current policy if due, and returns the opponents and odds to publish."""
+        """Records new results, admits the policy if it is due, and returns the opponents and odds to publish."""
         for opponent, result in results_in(self.results):
             self._payoff.record(opponent, result)
         self._step = int(numbers["step"])
@@ -96,7 +96,7 @@ class League:
     def _return_if_due(self) -> None:
         """Draws, for each new copy in the pool, whether an exploiter returns to its initial weights.
 
-        After a restart, the learner may draw again for the same copy.
+        After a crash, the learner may make the same draw again.
         """
         first, number = max(self._standing.decided, 1) + 1, self.pool.store.version
         self._standing.decided = number
@@ -110,19 +110,19 @@ class League:
 
     @property
     def _candidates(self) -> list[int]:
-        """The numbers of the opponents that the policy's role allows, besides the latest policy and the anchors."""
+        """The numbers of all opponents that the policy's role allows, except the latest policy and the anchors."""
         if self._role != MAIN_EXPLOITER:
             return members_of(self.rivals.values())
         return [place * SPAN for place, name in enumerate(self.rivals) if self.config.role_of(name) == MAIN]
 
     def _may_begin(self) -> bool:
-        """Returns whether the policy beats the anchors or has reached `begin_step`; unset conditions do not count."""
+        """Returns whether the policy has reached `begin_win_rate` or `begin_step`; None is never reached."""
         config, rate = self.config, self._payoff.anchor_rate
         beats = config.begin_win_rate is not None and rate is not None and rate >= config.begin_win_rate
         return beats or (config.begin_step is not None and self._step >= config.begin_step)
 
     def _keep_or_roll_back(self, best: Snapshot) -> None:
-        """Keeps the best learner so far, or rolls back to it, after each whole window of games against anchors."""
+        """After each whole window of games against anchors, saves the best learner so far, or rolls back to it."""
         standing, rate = self._standing, self._payoff.anchor_rate
         games = sum(sum(counts) for number, counts in self._payoff.totals.items() if number < 0)
         if rate is None or games - standing.measured < self.config.window:
@@ -133,7 +133,7 @@ class League:
             best.keep()
         elif rate < standing.highest - (self.config.rollback or 0.0):
             best.restore()
-            standing.highest = None  # it may have been luck: the next window measures it again
+            standing.highest = None  # the rate may have been luck, so the next window measures it again
             self.report("rollback", rate)
 
     def _admits(self, updates: int) -> bool:
@@ -148,7 +148,7 @@ class League:
         return wins and self._payoff.games - self._standing.games_before >= config.window
 
     def report_rates(self) -> None:
-        """Reports the win rates and the pool's size, and notes them in the table's history."""
+        """Reports the win rates, ratings and the pool's size; adds the win rates to the table's history."""
         payoff = self._payoff
         payoff.note(self._step, self._opponents)
         self.report("pool_size", float(len(pooled_numbers(self.pool.store))))
@@ -227,7 +227,7 @@ class Payoff:
         self.ratings[number] = list(self.ratings[LATEST])
 
     def rate(self, opponent: int) -> float:
-        """Returns the win rate against an opponent; one added win and one added loss keep the rate between 0 and 1."""
+        """Returns the win rate against an opponent, with a win and a loss added, so that it is never 0 or 1."""
         last = self.last.get(opponent, ())
         return (_score(last) + 1.0) / (len(last) + 2.0)
 
@@ -240,7 +240,7 @@ class Payoff:
         )
 
     def forget(self) -> None:
-        """Forgets win rates and the policy's rating, since the policy has other weights now."""
+        """Forgets the win rates and the policy's rating, for a policy that has returned to its initial weights."""
         self.last, self.newest, self.anchored, self.ratings[LATEST] = {}, [], [], self.rating.first
 
     @property
@@ -249,7 +249,7 @@ class Payoff:
         return _score(self.newest) / len(self.newest) if self.newest else None
 
     def note(self, step: int, opponents: Iterable[int]) -> None:
-        """Adds the current win rates against these opponents to the history; forgets other opponents' last games."""
+        """Adds the win rates against these opponents to the history; forgets the last games against others."""
         rates = {number: self.rate(number) for number in opponents if number in self.last}
         self.last = {number: self.last[number] for number in rates}
         if rates:

@@ -1,4 +1,4 @@
-"""The matches in an actor's copies of the environment, and their results."""
+"""Assigns players to the agents in an actor's copies of the environment, and reports the games' results."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from .opponents import Opponents, name_of
 
 @dataclass(frozen=True)
 class Contender:
-    """Holds a learning policy's collectors in an actor, and the opponents that the policy may meet there."""
+    """A learning policy in an actor: its collectors, and the opponents that it may meet."""
 
     collectors: Mapping[str, Collector]  # by agent; matches fill the collectors' columns
     published: Callable[[], Mapping[str, Any]]  # extras of the weights: the opponents' numbers and odds
@@ -26,7 +26,7 @@ class Contender:
     report: Callable[[int, int], None]  # opponent and result of a game: 1 won, 0 drawn, -1 lost
 
     def drawn(self, generator: np.random.Generator) -> int:
-        """Draws an opponent, and returns its number; draws again if the pool has replaced that opponent."""
+        """Draws an opponent by the published odds; returns its number. Draws again if the pool has replaced it."""
         published = self.published()
         numbers, odds = published["opponents"], published["odds"].copy()
         while odds.any():
@@ -42,26 +42,26 @@ class Contender:
 class Matches:
     """Assigns each copy's players: the learning policy plays one agent, and opponents play the other agents.
 
-    The policies of a league learn in turn. Opponents are drawn for a block of episodes, and play until the block's end,
-    even if the pool replaces them.
+    In a league, the policies take turns at learning. Opponents are drawn for a block of episodes, and play until the
+    block ends, even if the pool replaces them.
     """
 
     config: SelfPlayConfig
     contenders: Sequence[Contender]
-    learning: NDArray[np.int64]  # [copies], to be filled: the place of the policy that learns
-    ended: NDArray[np.int64]  # [copies], of the environment: episodes ended
+    learning: NDArray[np.int64]  # [copies], written here: the index of the policy that learns
+    ended: NDArray[np.int64]  # [copies], the environment's count of ended episodes
     parts: list[str]  # the names of the replay's parts
     generator: np.random.Generator  # draws opponents
 
     def __post_init__(self) -> None:
         copies, self._agents = len(self.ended), list(self.contenders[0].collectors)
-        # [copies, agents - 1]: opponents' numbers, beginning with the agent after the policy's own
+        # [copies, agents - 1]: opponents' numbers, beginning with the agent after the learning policy's agent
         self.present = np.zeros((copies, len(self._agents) - 1), np.int64)
         self._episodes = np.full(copies, -1)  # the episode for which each copy's match was drawn
         self.learning[:] = np.arange(copies) % len(self.contenders)
-        # [policies, copies]: the place of the agent that the policy played in its last match there
+        # [policies, copies]: the index of the agent that the policy played in its last match in the copy
         self._sides = np.tile(np.arange(copies) % len(self._agents), (len(self.contenders), 1))
-        self._left = np.zeros(copies, np.int64)  # episodes of each copy's block that are still to begin
+        self._left = np.zeros(copies, np.int64)  # episodes of each copy's block that have not begun
         for contender in self.contenders:
             for agent, collector in contender.collectors.items():
                 player = partial(contender.opponents.player, agent)
@@ -103,7 +103,7 @@ class Matches:
         return dict(zip(self._agents, turned.tolist(), strict=True))
 
     def report(self, ended: Ended) -> None:
-        """Reports a learning agent's finished games: one result against each other agent."""
+        """Reports the games that a learning agent has finished: a result against each opponent."""
         infos, played = dict(ended.infos), self._episodes[ended.copies] == self.ended[ended.copies] - 1
         for copy in ended.copies[played].tolist():
             contender, winner = self._contender(copy), infos.get(copy, {}).get(WINNER)
@@ -114,7 +114,7 @@ class Matches:
 
 
 def report_result(lane: Reporter, opponent: int, result: int) -> None:
-    """Reports a game's result in an actor's lane of results, which `results_in` reads."""
+    """Writes a game's result into an actor's lane of results, which `results_in` reads."""
     lane.report_each(time.monotonic(), 0, str(opponent), "result", [result])
 
 

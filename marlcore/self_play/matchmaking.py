@@ -16,7 +16,7 @@ class Standings(NamedTuple):
 
     rates: NDArray[np.float64]  # the policy's win rates
     games: NDArray[np.int64]
-    evenness: NDArray[np.float64]  # how even a game against each is by the ratings, at most 1
+    evenness: NDArray[np.float64]  # how even a game would be by the ratings, from 0 to 1
 
 
 def odds_of(
@@ -27,7 +27,7 @@ def odds_of(
     begun: bool = True,
     role: str = MAIN,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Returns the numbers and the odds, each [config.opponents], of the latest policy, the anchors, and the candidates.
+    """Returns numbers and odds, each [config.opponents]: of the latest policy, the anchors, and the candidates.
 
     Only main policies play against themselves. Before self-play has begun, only anchors have odds above 0: their
     shares, or equal odds if all shares are 0.
@@ -53,7 +53,7 @@ def odds_of(
 
 
 def pool_odds(config: SelfPlayConfig, standings: Standings) -> NDArray[np.float64]:
-    """Returns the odds among the pools' opponents. Raises ValueError if a user's function returns unusable odds."""
+    """Returns the odds [k] among k opponents of the pools. Raises ValueError if a user's function gives wrong odds."""
     rates = standings.rates
     weights: NDArray[Any] = np.ones(len(rates))
     if config.draw == "pfsp":

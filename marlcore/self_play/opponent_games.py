@@ -27,7 +27,7 @@ class Pairings(NamedTuple):
 
 
 def paired(games: int, anchors: int, members: Sequence[int], sides: Sequence[int]) -> Pairings:
-    """Pairs games in rounds: in a round, each anchor and the pool's next member play the policy once on every side."""
+    """Pairs games in rounds: in each, the policy plays every anchor and the pool's next member once on each side."""
     meetings, turn = np.divmod(np.arange(games), len(sides))
     rounds, groups = np.divmod(meetings, anchors + bool(members))
     opponents = -1 - groups
@@ -63,7 +63,7 @@ class OpponentGames:
         self._names = [*self.config.self_play.names, POOL]
 
     def play(self, now: int, goes_on: GoesOn) -> bool:
-        """See `Games`. Also returns False if there is no anchor and no member of the pool can play."""
+        """See `Games`. Also returns False if there are no anchors and the pool has no member that can play."""
         pairings = self._pairings()
         if pairings is None:
             return False
@@ -87,8 +87,8 @@ class OpponentGames:
         agents = list(self.env.agents)
         sides = range(len(agents)) if settings.side == BOTH else [agents.index(settings.side)]
         meetings = max(-(-games // len(sides)) // len(self._names), 1)  # with the pool
-        held = members_of(self.opponents.pools)
-        members = [number for number in spread(held, meetings) if self.opponents.load(number)]
+        chosen = spread(members_of(self.opponents.pools), meetings)
+        members = [number for number in chosen if self.opponents.load(number)]
         self.opponents.keep(members)
         if not members and not settings.anchors:
             return None  # the learner has just replaced all of them
@@ -106,7 +106,7 @@ class OpponentGames:
         first = np.cumsum(counts) - counts  # first game of each copy
 
         def numbers_in(copies: NDArray[np.int64], side: int) -> NDArray[np.int64]:
-            """Returns the number of each copy's player on this side; games after the last one do not count."""
+            """Returns the number of each copy's player on this side; games beyond `games` repeat the last pairing."""
             present = np.minimum(first[copies] + self.env.ended[copies], games - 1)
             return np.where(pairings.sides[present] == side, LATEST, pairings.opponents[present])
 
@@ -117,7 +117,7 @@ class OpponentGames:
         return play(self.env, players, games, seed, goes_on)
 
     def _by_opponent(self, values: NDArray[Any], pairings: Pairings) -> dict[str, float]:
-        """Averages the policy's values [games] over its games against each anchor, and against the pool."""
+        """Averages the policy's values [games] over the games against each anchor and against the pool, by name."""
         return {
             name: float(values[pairings.groups == group].mean())
             for group, name in enumerate(self._names)

@@ -1,8 +1,8 @@
 """Makes the players of opponents (anchors and frozen policies) for any agent.
 
-A policy's processes name its opponents by numbers: 0 is the latest policy, -1, -2, ... are the anchors in their order,
-and 1, 2, ... the frozen copies in the order of their admission. In a league, n times `SPAN` is added to the numbers of
-the n-th policy after the policy that learns.
+Opponents have numbers: 0 is the latest policy, -1, -2, ... are the anchors in their order, and 1, 2, ... are the frozen
+copies in the order of their admission. In a league, n times `SPAN` is added to the numbers of the n-th policy after the
+policy that learns.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ MakePlayer: TypeAlias = Callable[[], Player]  # of one agent, in all copies
 
 @dataclass
 class Opponents:
-    """Holds the players of opponents, by agent and number, and frozen policies' models until `keep` releases them."""
+    """Makes and keeps the opponents' players, and frozen policies' models, until `keep` releases them."""
 
     policies: Sequence[AssignedPolicy]  # of the league; the policy that learns comes first
     pools: Sequence[ParameterStore]  # of their frozen copies
     config: Config
     copies: int
     generator: np.random.Generator  # for the algorithm's draws
-    device: torch.device | None  # None if all act compiled
-    live: Sequence[ActingPolicy] = ()  # policies with their newest weights; empty if these are no opponents
+    device: torch.device | None  # None if all policies act without torch
+    live: Sequence[ActingPolicy] = ()  # the league's policies with their newest weights; empty if they do not play
 
     def __post_init__(self) -> None:
         """Builds models and anchors. Raises ValueError, TypeError: see `make_anchors`."""
@@ -83,14 +83,14 @@ class Opponents:
 def make_anchors(
     policy: AssignedPolicy, config: Config, copies: int, generator: np.random.Generator, device: torch.device | None
 ) -> list[MakePlayer]:
-    """Returns a maker of players for each anchor. Raises ValueError if an anchor is missing or has another network."""
+    """Returns a function for each anchor that makes its player. Raises ValueError for a missing or unfit checkpoint."""
     anchors: list[MakePlayer] = []
     for reference, name in zip(config.self_play.anchors, config.self_play.names, strict=True):
         source = _source_of(reference)
         if isinstance(source, Path):
             from ..loops import TorchNetwork, build_model  # which import torch
 
-            assert device is not None  # such a run acts by torch
+            assert device is not None  # a run with such anchors acts by torch
             model = build_model(policy, config)
             expected = f"self_play.anchors: expected a checkpoint of {policy.name}'s network"
             load_opponent(source, model, expected, own_name=False)  # users copy checkpoints under other names
@@ -102,14 +102,14 @@ def make_anchors(
 
 
 def make_beside_anchors(env_fn: Callable[[], Any], anchors: Sequence[str]) -> Any:
-    """Makes an environment after finding all anchors. Raises ValueError if this machine lacks an anchor."""
+    """Makes an environment. Raises ValueError first if this machine lacks one of the anchors."""
     for reference in anchors:
         _source_of(reference)
     return env_fn()
 
 
 def _source_of(reference: str) -> Any:
-    """Returns the path of an anchor's checkpoint, or the anchor's script. Raises ValueError if there is neither."""
+    """Returns the path of an anchor's checkpoint, or the anchor's script. Raises ValueError if it does not exist."""
     if not reference.endswith(".pt"):
         return resolve("self_play.anchors", reference)
     if not Path(reference).exists():

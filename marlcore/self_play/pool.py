@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ..loops import PolicyModel
 
 SPAN = 10**9  # offset between the opponents' numbers of a league's successive policies
-FIRST_OPPONENT = 1  # its checkpoint stays, as the yardstick of progress
+FIRST_OPPONENT = 1  # its checkpoint is never removed, so that progress can be measured against it
 
 
 @dataclass
 class Pool:
-    """Admits opponents to a pool, for its learner. An opponent's number is its version in the store."""
+    """Admits copies of a learner's policy to its pool. An opponent's number is its version in the store."""
 
     store: ParameterStore  # of `pool_store`
     model: PolicyModel
@@ -39,9 +39,9 @@ class Pool:
 
     def admit(self, numbers: dict[str, float]) -> None:
         """Publishes a copy of the acting model, with `numbers`; in a full pool, the oldest opponent is replaced."""
-        import torch  # here, so that actors without it import this file
+        import torch  # here, since actors without torch import this file
 
-        with torch.no_grad():  # every tensor, also those that a state_dict leaves out
+        with torch.no_grad():  # all tensors, including those that a state_dict leaves out
             each = (itertools.chain(model.parameters(), model.buffers()) for model in (self.model, self._frozen))
             for tensor, frozen in zip(*each, strict=True):
                 frozen.copy_(tensor)
@@ -49,7 +49,7 @@ class Pool:
         acting = {name: tensor.clone() for name, tensor in self._frozen.state_dict().items()}
         counts = {"version": number, "updates": int(numbers["updates"]), "step": int(numbers["step"])}
         path = opponent_path(self.run_dir, self.policy, number)
-        save_checkpoint(path, {"acting": acting, **counts, "numbers": numbers})  # before it plays
+        save_checkpoint(path, {"acting": acting, **counts, "numbers": numbers})  # before actors can draw it
         self._publisher.publish(**numbers)
         self.updates = counts["updates"]
         replaced = number - self.store.slots
@@ -63,7 +63,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Keeps a learner's weights and optimizer, at its best or at its beginning, in a separate checkpoint."""
+    """A separate checkpoint of a learner's weights and optimizer, from its best moment or from its beginning."""
 
     path: Path
     model: PolicyModel
@@ -85,7 +85,7 @@ def opponent_path(run_dir: Path, policy: str, number: int) -> Path:
 
 
 def saved_opponents(run_dir: Path, policy: str, most: int) -> list[int]:
-    """Returns the numbers of the newest saved opponents up to the first gap, oldest first; at most `most` numbers."""
+    """Returns the numbers of the newest saved opponents, without a gap: at most `most`, oldest first."""
     saved = kept_steps(run_dir, policy, "opponent-")
     newest = max(saved, default=0)
     numbers = itertools.takewhile(saved.__contains__, range(newest, newest - most, -1))
@@ -93,10 +93,10 @@ def saved_opponents(run_dir: Path, policy: str, most: int) -> list[int]:
 
 
 def pool_store(model: PolicyModel, slots: int, extras: dict[str, Any], run_dir: Path, policy: str) -> ParameterStore:
-    """Makes a store of the saved opponents; `model` gets the newest weights. Raises ValueError if a network differs."""
+    """Makes a store of the saved opponents; loads the newest into `model`. Raises ValueError if a network differs."""
     numbers = saved_opponents(run_dir, policy, slots)
-    before = numbers[0] - 1 if numbers else 0
-    store = ParameterStore.create(model.acting, slots, extras, begins_after=before, name="opponents")
+    begins_after = numbers[0] - 1 if numbers else 0
+    store = ParameterStore.create(model.acting, slots, extras, begins_after=begins_after, name="opponents")
     with ClosedAfterError(store), store.publisher(model.acting) as publisher:
         for number in numbers:
             path = opponent_path(run_dir, policy, number)
@@ -106,7 +106,7 @@ def pool_store(model: PolicyModel, slots: int, extras: dict[str, Any], run_dir: 
 
 
 def load_opponent(path: Path, model: PolicyModel, expected: str, *, own_name: bool = True) -> dict[str, Any]:
-    """Loads a checkpoint into the model; returns the checkpoint. Raises ValueError if its network differs."""
+    """Loads an opponent's checkpoint into `model` and returns it. Raises ValueError if it has another network."""
     state = load_checkpoint(path, own_name=own_name)
     model.restore_checked(state, path, expected)
     return state

@@ -9,10 +9,10 @@ from ..config import SelfPlayConfig
 
 @dataclass(frozen=True)
 class Elo:
-    """Rates as Elo 1978, The Rating of Chessplayers: a game with the score S changes a rating R to R + k (S - E).
+    """Elo's ratings (Elo 1978, The Rating of Chessplayers): a game with score S changes a rating R to R + k (S - E).
 
-    E = 1 / (1 + 10^((R of the other player - R) / 400)). S is 1, 1/2 or 0. A rating is a list of numbers; the first
-    number is the strength.
+    The expected score is E = 1 / (1 + 10^((R of the other player - R) / 400)); S is 1, 1/2 or 0. A rating is a list of
+    numbers, of which the first is the strength.
     """
 
     k: float
@@ -42,7 +42,7 @@ class Elo:
 
 
 class TrueSkill:
-    """Rates by the package trueskill. A rating is the mean and the standard deviation of a skill, at first 25 and 25/3.
+    """Ratings by the package trueskill: the mean and the standard deviation of a skill, at first 25 and 25/3.
 
     Herbrich, Minka and Graepel 2006, "TrueSkill: A Bayesian skill rating system".
     """

@@ -20,7 +20,7 @@ from .pool import pool_store
 
 T = TypeVar("T")
 
-POLICY = "main"  # the policy's name where the configuration gives none
+POLICY = "main"  # the policy's name if the configuration gives none
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SelfPlay:
 
 
 def policies_in_self_play(config: Config, agents: tuple[str, ...]) -> dict[str, str] | None:
-    """Returns the policy of each agent, the same for all; None in a league. Raises ValueError if settings conflict."""
+    """Maps each agent to the policy's name; returns None in a league. Raises ValueError if settings conflict."""
     if len(agents) < 2:
         raise ValueError(f"self_play: expected an environment of two or more agents, got {list(agents)}")
     if config.self_play.roles:
@@ -47,7 +47,7 @@ def policies_in_self_play(config: Config, agents: tuple[str, ...]) -> dict[str, 
 
 
 def check_self_play(config: Config, policy: AssignedPolicy) -> None:
-    """Raises ValueError or TypeError if a setting of self-play is wrong, or if the replay lacks an opponent's part."""
+    """Checks self-play's settings, and that the replay has a part for each opponent. Raises ValueError or TypeError."""
     settings = config.self_play
     if settings.side != BOTH and settings.side not in policy.agents:
         raise ValueError(f"self_play.side: expected {BOTH} or one of {list(policy.agents)}, got {settings.side!r}")
@@ -69,7 +69,7 @@ def check_self_play(config: Config, policy: AssignedPolicy) -> None:
 
 
 def published_numbers(algorithm: Algorithm, config: Config) -> dict[str, tuple[int, ...] | Field]:
-    """Returns the fields of the numbers, such as the step count, that are stored beside every policy's weights."""
+    """Returns the fields of the numbers that are published with a policy's weights: counts and scheduled values."""
     return {"updates": (), "step": (), **dict.fromkeys(schedules_of(algorithm, config), ())}
 
 
@@ -83,10 +83,7 @@ def odds_fields(config: SelfPlayConfig) -> dict[str, tuple[int, ...] | Field]:
 def create_self_play(
     stack: ExitStack, policies: tuple[AssignedPolicy, ...], config: Config, run_dir: Path
 ) -> tuple[SelfPlay, ...]:
-    """Creates each policy's pool and lanes of results; returns () without self-play.
-
-    Raises ValueError if a saved opponent belongs to another network.
-    """
+    """Creates each policy's pool and lanes of results; () without self-play. Raises ValueError as `pool_store` does."""
     created: list[SelfPlay] = []
     if not config.self_play.pool:
         return ()
@@ -102,5 +99,5 @@ def create_self_play(
 
 
 def own_first(items: Sequence[T], place: int) -> list[T]:
-    """Rotates a league's items, one for each policy, so that the item at `place` comes first."""
+    """Rotates a league's items, one for each policy, so that the item with index `place` comes first."""
     return [*items[place:], *items[:place]]

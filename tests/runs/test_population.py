@@ -97,7 +97,7 @@ def test_populations_of_neighbouring_seeds_share_no_run(tmp_path: Path, caplog: 
     short = {"total_steps": 20, "learner": STILL}
     both = [train(tmp_path / str(seed), population(size=2), seed=seed, **short) for seed in (0, 1)]
     assert len({config_of(member.run_dir)["seed"] for members in both for member in members}) == 4
-    assert caplog.text.count("interval: no member looks at others before its 20 steps") == 2
+    assert caplog.text.count("interval: no member compares scores before its 20 steps") == 2
 
 
 def test_random_members_keep_their_settings(tmp_path: Path) -> None:

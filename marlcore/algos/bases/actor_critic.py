@@ -54,7 +54,7 @@ class NoisyPolicy(Windowed, ActorCriticHyperparameters):
     """Hyperparameters for Box actions: actors act uniformly until the first update, then add noise to their actions.
 
     With memory (Ni et al. 2022, "Recurrent model-free RL can be a strong baseline for many POMDPs", arXiv:2110.05038),
-    policy and critics have a recurrent layer each, and updates are those of rows that also see what came before them.
+    policy and critics have a recurrent layer each. Updates are the same, but networks see each row with its history.
     """
 
     n_step: AtLeast1 = 1
@@ -136,13 +136,13 @@ class TeamDelayedPolicy(DelayedPolicy):
         """
         team = TeamSpaces(self.owner, spaces, self.shared)
         team_actions(self.owner, team)
-        own = {} if self.rewards == "sum" else {MEMBER_REWARDS: Field((team.count,))}
-        return replace(Algorithm.transition(self, spaces), extras=with_state(self, own, self.state_fields(spaces)))
+        extras = {} if self.rewards == "sum" else {MEMBER_REWARDS: Field((team.count,))}
+        return replace(Algorithm.transition(self, spaces), extras=with_state(self, extras, self.state_fields(spaces)))
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
         """Returns NoisyPolicy's source, but with one-step returns if members learn from their own rewards.
 
-        For returns of several steps, samplers sum only the team's rewards.
+        Samplers cannot sum members' rewards over several steps.
         """
         chosen = super().source(chosen)
         return chosen if self.rewards == "sum" else replace(chosen, n_step=1)
@@ -183,14 +183,14 @@ class ActorCriticTrainer(TargetTrainer):
         self.generator = seeded_generator(self.device)
 
     def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
-        """Makes AdamTrainer's step, but computes gradients of this optimizer's parameters only; takes 15 us more."""
+        """Makes AdamTrainer's step with gradients of this optimizer's parameters only, which takes 15 us more."""
         optimizer.zero_grad()
         torch.autograd.backward(loss, inputs=[tensor for tensor in optimizer.tensors if tensor.requires_grad])
         return optimizer.clip_and_step(self.hyper.max_grad_norm)
 
 
 class NoisyPolicyTrainer(ActorCriticTrainer):
-    """Makes steps on rows, of which windows give those that count, with all that came before them."""
+    """Makes steps on batches of rows; with memory, the rows are the windows' transitions, with their histories."""
 
     def update(self, batch: Any) -> Update:
         """Makes one `step` on B transitions or, with memory, on those of B windows that count; see WindowRows."""
@@ -265,7 +265,7 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
     def step(self, batch: Any) -> Update:
         """Makes DelayedPolicyTrainer's step.
 
-        If members learn from their own rewards, a row's priority is the mean of their errors; a dead member's is 0.
+        With members' own rewards, a row's priority is the mean of the members' errors, where dead members have 0.
         """
         if self.hyper.rewards == "sum":
             return super().step(batch)

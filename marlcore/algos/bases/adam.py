@@ -9,15 +9,15 @@ M = TypeVar("M")
 
 
 def _plain(method: M) -> M:
-    """Returns the method without its decorator, since the decorator takes a second to import torch's compiler."""
+    """Returns a method without its decorator, which would import torch's compiler, for a second."""
     return getattr(method, "__wrapped__", method)
 
 
-def load_tensor(name: str, own: torch.Tensor, saved: torch.Tensor) -> None:
-    """Copies a saved tensor to `own`. Raises ValueError if its shape differs: fused kernels check no bounds."""
-    if saved.shape != own.shape:
-        raise ValueError(f"{name}: expected a tensor of shape {tuple(own.shape)}, got {tuple(saved.shape)}")
-    own.data.copy_(saved)
+def load_tensor(name: str, tensor: torch.Tensor, saved: torch.Tensor) -> None:
+    """Copies `saved` into `tensor`. Raises ValueError if the shapes differ, since fused kernels check no bounds."""
+    if saved.shape != tensor.shape:
+        raise ValueError(f"{name}: expected a tensor of shape {tuple(tensor.shape)}, got {tuple(saved.shape)}")
+    tensor.data.copy_(saved)
 
 
 class ClippedAdam(torch.optim.Adam):
@@ -97,8 +97,7 @@ class ClippedAdam(torch.optim.Adam):
         if len(saved) != len(self.tensors):
             raise ValueError(f"optimizer: expected the moments of {len(self.tensors)} tensors, got {len(saved)}")
         for number, tensor in enumerate(self.tensors):
-            own = {**self.state[tensor], "step": self._step}
-            for name in own:
-                load_tensor(name, own[name], saved[number][name])
+            for name, part in {**self.state[tensor], "step": self._step}.items():
+                load_tensor(name, part, saved[number][name])
         if self._is_scheduled:
             self.set_learning_rate(float(state_dict["param_groups"][0]["lr"]))

@@ -79,16 +79,14 @@ class ClippedPolicy(Hyperparameters):
     normalize_advantages: bool = True
     """Subtract the mean of a batch's advantages, and divide by their standard deviation."""
     normalize_values: bool = True
-    """The critic predicts values less the running mean of the targets, divided by their standard deviation (Yu et al.
-    2022, arXiv:2103.01955, section 3); its loss and clip_value are in these units. False: reward_scale times rewards.
-    """
+    """The critic predicts values minus the targets' running mean, divided by their running standard deviation (Yu et
+    al. 2022, arXiv:2103.01955, section 3). Its loss and clip_value are in these units."""
     reward_scale: Positive = 1.0
     """Factor on rewards, above 0."""
     correction: Literal["vtrace", "gae"] = "vtrace"
     """"vtrace" weights a transition by its action's probability under the present policy, divided by that under the
-    policy that acted; if these are the same policy, this is GAE. "gae" ignores the difference. In serial mode only the
-    first
-    transition of each copy in a batch is of an older policy."""
+    policy that acted; if these are the same policy, this is GAE. "gae" ignores the difference. In serial mode, only the
+    first transition of each copy in a batch is of an older policy."""
     ratio_clip: Positive = 1.0
     """Largest weight of a transition with V-trace, rho-bar in the paper."""
     trace_clip: Positive = 1.0
@@ -161,16 +159,14 @@ class ClippedPolicyTrainer(AdamTrainer):
         self.follow_schedules(batch)
         single = hyper.epochs == 1 and hyper.minibatch_size >= len(batch.reward)
         with torch.set_grad_enabled(single):  # one step needs no second pass through the network
-            now = self.evaluate(batch)
-        before = Evaluated(*(values.detach() for values in now))
-        rows, explained = self.prepare(batch, before)
+            evaluated = self.evaluate(batch)
+        rows, explained = self.prepare(batch, Evaluated(*(values.detach() for values in evaluated)))
         bonus = batch.numbers[BONUS]
         if single:
-            steps = [self._step(now, rows, bonus)]
+            steps = [self._step(evaluated, rows, bonus)]
         else:
             steps = self._passes(rows, lambda part: self._step(self.evaluate(part), part, bonus), KL)
-        means = torch.stack(steps).mean(0)
-        metrics = dict(zip(METRICS, means, strict=True))
+        metrics = dict(zip(METRICS, torch.stack(steps).mean(0), strict=True))
         return Update({**metrics, "explained_variance": explained}, updates=len(steps))
 
     def evaluate(self, rows: Any) -> Evaluated:
@@ -188,12 +184,12 @@ class ClippedPolicyTrainer(AdamTrainer):
         return faster(self.model.critic)(rows_at(batch.next_obs, which))
 
     @torch.no_grad()
-    def prepare(self, batch: Any, now: Evaluated) -> tuple[Minibatch, torch.Tensor]:
-        """Computes advantages and targets; returns the whole batch as a Minibatch, and the critic's explained variance.
+    def prepare(self, batch: Any, evaluated: Evaluated) -> tuple[Minibatch, torch.Tensor]:
+        """Computes advantages and targets, given the model's results for the batch.
 
-        `now` holds the model's results for the whole batch.
+        Returns the whole batch as a Minibatch, and the critic's explained variance.
         """
-        device = now.value.device
+        device = evaluated.value.device
 
         def on_device(array: NDArray[Any]) -> torch.Tensor:
             return torch.from_numpy(array).to(device)
@@ -203,12 +199,13 @@ class ClippedPolicyTrainer(AdamTrainer):
 
         fields = {name: array_of(getattr(batch, name)) for name in ("reward", "discount", "continues")}
         arrays = SimpleNamespace(**fields, extras={LOG_PROB: array_of(batch.extras[LOG_PROB])})
-        *results, explained = self.advantages(arrays, array_of(now.value), array_of(now.log_prob), values_after)
-        before, advantage, target = map(on_device, results)
-        rows = Minibatch(batch.obs, batch.action, batch.extras, before, now.value, advantage, target)
+        value, log_prob = array_of(evaluated.value), array_of(evaluated.log_prob)
+        *results, explained = self.advantages(arrays, value, log_prob, values_after)
+        old, advantage, target = map(on_device, results)
+        rows = Minibatch(batch.obs, batch.action, batch.extras, old, evaluated.value, advantage, target)
         return rows, torch.tensor(explained)
 
-    @np.errstate(over="ignore", invalid="ignore")  # the loss tells of numbers that are not finite
+    @np.errstate(over="ignore", invalid="ignore")  # numbers that are not finite show in the loss
     def advantages(
         self, batch: Any, predicted: Floats, log_prob: Floats, values_after: Callable[[NDArray[np.int64]], Floats]
     ) -> tuple[Floats, Floats, Floats, float]:
@@ -223,11 +220,11 @@ class ClippedPolicyTrainer(AdamTrainer):
         """
         hyper, norm, acted = self.hyper, self.normalizer, batch.extras[LOG_PROB]
         value = norm.denormalized(predicted)
-        following = following_values(batch, value, lambda which: norm.denormalized(values_after(which)))
+        next_value = following_values(batch, value, lambda which: norm.denormalized(values_after(which)))
         reward = batch.reward if hyper.reward_scale == 1.0 else np.float32(hyper.reward_scale) * batch.reward
-        steps, before = Steps(reward, batch.discount, value, following, batch.continues), acted
+        steps, old = Steps(reward, batch.discount, value, next_value, batch.continues), acted
         if hyper.correction == "vtrace":
-            before = log_prob
+            old = log_prob
             ratio = np.exp(log_prob - acted)
             advantage, target = vtrace(steps, ratio, hyper.gae_lambda, hyper.ratio_clip, hyper.trace_clip)
         else:
@@ -238,10 +235,10 @@ class ClippedPolicyTrainer(AdamTrainer):
             advantage = standardized(advantage)
         (_, spread), (_, error) = policies.moments(target), policies.moments(target - value)
         explained = 1 - error / spread if spread > 1e-8 * norm.deviation**2 else 0.0  # 0 if the targets hardly differ
-        return before, advantage, norm.normalized(target), explained
+        return old, advantage, norm.normalized(target), explained
 
     def _passes(self, rows: Minibatch, step: Callable[[Minibatch], torch.Tensor], kl: int) -> list[torch.Tensor]:
-        """Calls `step` with each minibatch, in a new order each pass, and returns the results.
+        """Makes up to `epochs` passes, which call `step` with each minibatch, and returns the results.
 
         Item `kl` of a result is the KL divergence. Stops after a pass whose mean divergence exceeds `target_kl`.
         """
@@ -261,39 +258,35 @@ class ClippedPolicyTrainer(AdamTrainer):
             part = slice(first, first + self.hyper.minibatch_size)
             yield Minibatch(*(rows_at(values, part) for values in shuffled))
 
-    def _step(self, now: Evaluated, rows: Minibatch, bonus: float) -> torch.Tensor:
-        """Makes one gradient step on `rows`; returns the numbers that METRICS names.
-
-        `now` holds the model's present results for the rows; `bonus` is the weight of the entropy.
-        """
+    def _step(self, evaluated: Evaluated, rows: Minibatch, bonus: float) -> torch.Tensor:
+        """Makes a gradient step on `rows`, given the model's results; returns METRICS. `bonus` weights the entropy."""
         hyper = self.hyper
-        policy_loss, kl, beyond = self._policy_loss(now.log_prob, rows, torch.mean)
-        value_loss, entropy = self._value_loss(now.value, rows), now.entropy.mean()
+        policy_loss, kl, clipped = self._policy_loss(evaluated.log_prob, rows, torch.mean)
+        value_loss, entropy = self._value_loss(evaluated.value, rows), evaluated.entropy.mean()
         loss = policy_loss + hyper.value_coefficient * value_loss - bonus * entropy
         grad_norm = self.descend(self.optimizer, loss)
         with torch.no_grad():
-            return torch.stack([loss, policy_loss, value_loss, entropy, kl, beyond, grad_norm])
+            return torch.stack([loss, policy_loss, value_loss, entropy, kl, clipped, grad_norm])
 
     def _policy_loss(
         self, log_prob: torch.Tensor, rows: Minibatch, mean: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns the clipped loss, the KL divergence and the share of clipped rows; `mean` averages over rows."""
-        moved = log_prob - rows.log_prob
-        ratio = torch.exp(moved)
+        logratio = log_prob - rows.log_prob
+        ratio = torch.exp(logratio)
         clipped = ratio.clamp(1 - self.hyper.clip, 1 + self.hyper.clip)
         loss = -mean(torch.minimum(rows.advantage * ratio, rows.advantage * clipped))
         with torch.no_grad():
-            return loss, mean(ratio - 1 - moved), mean((ratio != clipped).float())
+            return loss, mean(ratio - 1 - logratio), mean((ratio != clipped).float())
 
     def _value_loss(self, value: torch.Tensor, rows: Minibatch) -> torch.Tensor:
         """Returns half the mean squared error.
 
-        With `clip_value`, a row counts with the larger of its errors without and with clipping (Huang et al. 2022,
-        detail 9).
+        With `clip_value`, a row's error is the larger of those with and without clipping (Huang et al. 2022, detail 9).
         """
         errors = (value - rows.target).square()
-        most = self.hyper.clip_value
-        if most is not None:
-            clipped = rows.value + (value - rows.value).clamp(-most, most)
+        clip = self.hyper.clip_value
+        if clip is not None:
+            clipped = rows.value + (value - rows.value).clamp(-clip, clip)
             errors = torch.maximum(errors, (clipped - rows.target).square())
         return 0.5 * errors.mean()

@@ -109,7 +109,7 @@ class FeedforwardQLearning(QLearning):
         return self.priority_of(error).astype(np.float32)
 
     def priority_of(self, error: NDArray[Any]) -> NDArray[Any]:
-        """Returns transitions' priorities, given absolute errors, which are of rewards times reward_scale."""
+        """Returns the priorities for absolute errors, in units of reward_scale times the reward; here, the errors."""
         return error
 
 
@@ -219,7 +219,7 @@ class WindowTrainer(QTrainer):
         return self.scaled(self.hyper.reward_scale * reward + discount * value.gather(1, end))
 
     def scaled(self, values: torch.Tensor) -> torch.Tensor:
-        """Converts values from units of the scaled reward to the network's scale; by default, the two are equal."""
+        """Converts values in units of the scaled reward to the network's scale; by default, returns them unchanged."""
         return values
 
     def unscaled(self, values: torch.Tensor) -> torch.Tensor:

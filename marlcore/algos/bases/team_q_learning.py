@@ -1,8 +1,8 @@
-"""Q-learning of a team: a mixer turns the values of the members' own actions into one value of all actions.
+"""Q-learning of a team: a mixer turns the values of the members' actions into a value of their joint action.
 
-The team's reward trains the mixed value, and members act alone: if the mixed value grows with each member's value, the
-members' best actions are together the team's best action (Rashid et al. 2018, arXiv:1803.11485, section 4). Members may
-have memory.
+The team's reward trains the mixed value, but each member acts by its own values. If the mixed value grows with each
+member's value, the members' best actions form the team's best joint action (Rashid et al. 2018, arXiv:1803.11485,
+section 4). Members may have memory.
 """
 
 from abc import abstractmethod
@@ -69,7 +69,7 @@ class TeamQLearning(Windowed, QLearning):
 
     def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Returns each member's epsilon-greedy action; `explore` holds "epsilon"."""
-        values, after = member_values(model, obs, request.state)
+        values, after = (model(obs), None) if self.cell is None else model.stepped(obs, request.state)
         allowed = model.team.allowed(request.mask, values)
         rows, members, most = values.shape
         action = array_of(best(values, allowed).flatten())
@@ -80,21 +80,12 @@ class TeamQLearning(Windowed, QLearning):
         return Action(action, state=after and model.acted(after, action))
 
     def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:
-        values, after = member_values(model, obs, state)
+        values, after = (model(obs), None) if self.cell is None else model.stepped(obs, state)
         action = best(values, model.team.allowed(mask, values))
         return action, after and model.acted(after, action)
 
     def make_trainer(self, model: Any) -> "TeamTrainer":
         return TeamTrainer(self, model) if self.cell is None else TeamWindowTrainer(self, model)
-
-
-def member_values(
-    model: MemberNetworks, obs: Any, state: State | None
-) -> tuple[torch.Tensor, dict[str, torch.Tensor] | None]:
-    """Returns members' values [k, members, actions] and the next state, which is None without memory."""
-    if isinstance(model.networks[0], RecurrentQNetwork):
-        return model.stepped(obs, state)
-    return model(obs), None
 
 
 class TeamNetwork(nn.Module):
@@ -112,7 +103,7 @@ class TeamNetwork(nn.Module):
         return self.acting.stepped(obs, *window) if window else self.acting(obs)
 
     def mixed(self, values: torch.Tensor, obs: Any) -> torch.Tensor:
-        """Mixes members' values [..., members] into team values [...]; a member that does not act has the value 0."""
+        """Mixes members' values [..., members] into team values [...]; the value of a dead member counts as 0."""
         total: torch.Tensor = self.mixer(values * self.team.alive(obs), obs)
         return total
 

@@ -17,8 +17,8 @@ N = TypeVar("N", bound=nn.Module)
 class AdamTrainer:
     """Base of trainers, whose learning rate may be a schedule.
 
-    The attributes named in `saved` are a trainer's state. Each of them has a state_dict, or is a list of such objects,
-    a generator, a tensor or a number.
+    `saved` names the attributes that are a trainer's state. Each of them has a state_dict, or is a list of such
+    objects, a generator, a tensor or a number.
     """
 
     saved: ClassVar[tuple[str, ...]]
@@ -104,7 +104,7 @@ class TargetTrainer(AdamTrainer):
 
 def independent_copy(network: N) -> N:
     """Returns a copy without gradients, whose tensors share no memory with the network's."""
-    with torch.no_grad():  # else a TorchScript module's copies would be results of its parameters
+    with torch.no_grad():  # otherwise a TorchScript module's copies would depend on its parameters
         twin = copy.deepcopy(network)
     twin.requires_grad_(False)
     # A deep copy preserves shared storage, and a published network is views of one flat tensor.

@@ -56,7 +56,7 @@ class Windowed(Hyperparameters):
 
     @property
     def unused(self) -> dict[str, str]:
-        """Returns the fields that were changed without effect, each with what it lacks; see `config.applied`."""
+        """Maps each field that was changed without effect to the setting that it needs; see `config.applied`."""
         of_memory = [name for name in Windowed.__annotations__ if name != "cell" and self.cell is None]
         changed = (name for name in of_memory if getattr(self, name) != self.__dataclass_fields__[name].default)
         return dict.fromkeys(changed, "cell, such as algorithm.cell gru")
@@ -67,7 +67,7 @@ class Windowed(Hyperparameters):
         return replace(spec, extras=with_state(self, spec.extras, self.state_fields(spaces)))
 
     def state_fields(self, spaces: Spaces) -> dict[str, Field]:
-        """Returns the fields of the recurrent state, in a team of each member's; {} without memory."""
+        """Returns the fields of the recurrent state or, in a team, of all members' states; {} without memory."""
         if self.cell is None:
             return {}
         if not self.wants_team:
@@ -78,14 +78,14 @@ class Windowed(Hyperparameters):
         return {**of_each, PREVIOUS_REWARD: of_one[PREVIOUS_REWARD]}
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
-        """Returns, with memory, a source of windows of one-step rows, prioritized if `chosen` is; else `chosen`."""
+        """Returns `chosen`; with memory, changed to windows of one-step rows."""
         if self.cell is None:
             return chosen
         return replace(chosen, n_step=1, sequence=Sequence(self.length, self.burn_in, self.period))
 
 
 def shortened(batch: Any, burn_in: int) -> tuple[SimpleNamespace, tuple[Any, State, Windows]]:
-    """Cuts off the last steps, which no window reaches; returns the shorter batch and a network's arguments."""
+    """Cuts windows to the longest one's length; returns the shorter batch, and the arguments of a network's call."""
     steps = int(batch.valid[..., -1].any(0).sum())
     fields = {name: each(lambda values: values[:, :steps], getattr(batch, name)) for name in OF_STEPS}
     raw = raw_reward(batch)[:, :steps]
@@ -116,10 +116,10 @@ def n_step_returns(batch: Any, n: int) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 def window_priority(errors: torch.Tensor, counts: torch.Tensor, eta: float) -> torch.Tensor:
-    """Returns the priorities [B] of windows whose transitions have absolute `errors` [B, T], 0 where none counts.
+    """Returns windows' priorities [B]: eta times the largest error plus (1 - eta) times the mean error.
 
-    A priority is eta times the largest error plus (1 - eta) times the mean error (Kapturowski et al. 2019, section
-    2.3). `counts`, [B, T], is 1 for each transition that counts.
+    `errors` [B, T] are absolute, and 0 for transitions that do not count; `counts` [B, T] is 1 for those that count
+    (Kapturowski et al. 2019, section 2.3).
     """
     mean = errors.sum(1) / counts.sum(1).clamp(min=1.0)
     return eta * errors.amax(1) + (1.0 - eta) * mean
@@ -128,8 +128,7 @@ def window_priority(errors: torch.Tensor, counts: torch.Tensor, eta: float) -> t
 class WindowRows:
     """The M transitions of B windows that count, as a batch of rows whose observations are Histories.
 
-    Rows have the n-step returns of their windows. The rewards of a team's members, if rows store these, stay those of
-    single steps, and returns too.
+    Rows have n-step returns within their windows or, if they store the rewards of a team's members, one-step returns.
     """
 
     def __init__(self, hyper: Windowed, batch: Any) -> None:

@@ -1,4 +1,4 @@
-"""Compiled forms of the algorithms, which make the same updates by chains, if networks have plain layers only."""
+"""Compiled forms of trainers and of policies: they compute the same in C, for networks of plain layers only."""
 
 from typing import Any
 
@@ -81,7 +81,7 @@ def _compiled(trainer: Any) -> tuple[CompiledTrainer | None, str]:
     kind = COMPILED.get(type(trainer))
     names = [name for name in dir(type(trainer)) if not name.startswith("__")]
     methods = filter(callable, (getattr(trainer, name) for name in names))
-    if kind is None or not all(str(method.__module__).startswith(TEXT) for method in methods):  # else a user's own
+    if kind is None or not all(str(method.__module__).startswith(TEXT) for method in methods):  # a user's own class
         return None, f"the updates of {type(getattr(trainer, 'hyper', trainer)).__name__}"
     compiled = kind(trainer)
     return compiled, compiled.reason and f"a network with {compiled.reason}"

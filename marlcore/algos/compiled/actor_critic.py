@@ -96,7 +96,7 @@ class CompiledActorCritic(CompiledTrainer):
         """Chooses actions for the next observations in `x`, writes the actions into `x`, and returns the values [B]."""
 
     def share(self) -> float:
-        """Returns by which fraction, 0 to 1, this update moves the targets towards the trained weights."""
+        """Returns the fraction, from 0 to 1, by which this update moves the targets towards the trained weights."""
         return self.hyper.tau  # type: ignore[no-any-return]
 
     @abstractmethod
@@ -108,7 +108,7 @@ class CompiledActorCritic(CompiledTrainer):
         return drawn
 
     def slopes_of_actions(self, x: Floats, gradient: Floats) -> Floats:
-        """Backpropagates `gradient` [n, B], by the first n critics' values, to `x`'s actions; returns [B, size]."""
+        """Returns the gradient by the actions in `x`, [B, size], given that by the first n critics' values, [n, B]."""
         for chain, slope, of_x in zip(self.critics, gradient, self._x_gradients, strict=False):
             chain.gradient[: len(x), 0] = slope
             chain.backward(x, of_x)

@@ -37,7 +37,7 @@ class Watched:
         for part in parts:
             vars(part).setdefault("_plan", None)  # which `faster` of stand_in.py may set later
         places: list[tuple[Any, str]] = [(part._parameters, name) for part in parts for name in part._parameters]
-        tensors = [held[name] for held, name in places]
+        tensors = [parameters[name] for parameters, name in places]
         for tensor in tensors:
             if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
                 raise NotPlain(f"a tensor of {tensor.dtype} on {tensor.device}")
@@ -60,22 +60,22 @@ class Watched:
         return any(self._hooks) or any(GLOBAL_HOOKS) or any(map(any, map(TENSOR_HOOKS, self._trained)))
 
     def holds(self) -> bool:
-        """Returns whether nothing has changed, in the loops that take least time: 1.5 microseconds."""
-        if RemovableHandle.next_id != self._handles:  # somewhere hooks were added
+        """Returns whether all networks are unchanged. The loops are written out, so that it takes 1.5 microseconds."""
+        if RemovableHandle.next_id != self._handles:  # some module got a hook
             if self._is_hooked():
                 return False
             self._handles = RemovableHandle.next_id
-        for part, kind, own, size in self._parts:
-            if type(part) is not kind or len(own) != size:
+        for part, kind, attributes, size in self._parts:
+            if type(part) is not kind or len(attributes) != size:
                 return False
         for kind, forward in self._forwards:
             if kind.forward is not forward:
                 return False
-        for held, count in self._counts:
-            if len(held) != count:
+        for parameters, count in self._counts:
+            if len(parameters) != count:
                 return False
-        for held, name, tensor, place in self._tensors:
-            if held.get(name) is not tensor or tensor.data_ptr() != place or not tensor.requires_grad:
+        for parameters, name, tensor, place in self._tensors:
+            if parameters.get(name) is not tensor or tensor.data_ptr() != place or not tensor.requires_grad:
                 return False
         return self._children == self._named
 
@@ -93,17 +93,17 @@ def layers_of(*parts: nn.Module) -> tuple[list[Layer], list[nn.Module]]:
     """
     layers: list[Layer] = []
     modules: list[nn.Module] = []
-    before: Any = None  # the numbers that the next layer gets, if they are known
+    inputs: Any = None  # how many numbers the next layer gets, if this is known
     if len(parts) > 1 and type(parts[0]) is not Torso:
         raise NotPlain(type(parts[0]).__name__)
 
     def add(linear: nn.Module, activation: nn.Module | None) -> None:
-        nonlocal before
+        nonlocal inputs
         if type(linear) is not nn.Linear or linear.bias is None:
             raise NotPlain(type(linear).__name__)
-        if linear.weight.shape != (linear.out_features, before or linear.in_features):
+        if linear.weight.shape != (linear.out_features, inputs or linear.in_features):
             raise NotPlain(OTHER_SIZES)
-        before = linear.out_features
+        inputs = linear.out_features
         name = None if activation is None else ACTIVATIONS.get(type(activation))
         if activation is not None and name is None:
             raise NotPlain(type(activation).__name__)
@@ -116,7 +116,7 @@ def layers_of(*parts: nn.Module) -> tuple[list[Layer], list[nn.Module]]:
             for encoder in part.encoders:
                 if type(encoder) not in (Flat, OneHot):
                     raise NotPlain(type(encoder).__name__)
-            before = sum(encoder.size for encoder in part.encoders)
+            inputs = sum(encoder.size for encoder in part.encoders)
             part = part.dense
         if hasattr(part, "layers"):
             for linear in part.layers:

@@ -32,11 +32,10 @@ class CompiledPPO(CompiledTrainer):
         if type(model) is not PolicyValue:
             raise NotPlain(type(model).__name__)
         self._networks = [BatchChain(network) for network in (model.acting, model.critic)]
-        self._critic_after = BatchChain(model.critic)  # which leaves the batch's values where they are
+        self._critic_after = BatchChain(model.critic)  # separate, since it must not overwrite the batch's values
         self._descent = Descent(self.trainer.optimizer, self.hyper.max_grad_norm)
 
     def compiled(self, batch: Any) -> Update:
-        """See ClippedPolicyTrainer.update."""
         hyper, rows = self.hyper, len(batch.reward)
         self.trainer.follow_schedules(batch)
         outputs, values = (network.forward(network.fill(batch.obs, rows)) for network in self._networks)
@@ -50,12 +49,12 @@ class CompiledPPO(CompiledTrainer):
         for name, array in zip(("value", "before", "advantage", "target"), (predicted, *fixed), strict=True):
             kept.append(np.ascontiguousarray(array))
             setattr(objective, name, pointer(kept[-1]))
-        if hyper.epochs == 1 and hyper.minibatch_size >= rows:  # its only step has the outputs already
+        if hyper.epochs == 1 and hyper.minibatch_size >= rows:  # the only step uses the outputs above
             steps = np.empty((1, len(METRICS)))
             self._step(objective, np.arange(rows), [network.x for network in self._networks], steps[0])
         else:
             steps = np.concatenate(self._passes(objective, rows))
-        del kept  # which the core has read
+        del kept  # the core has read these arrays
         metrics = dict(zip(METRICS, steps.mean(0).tolist(), strict=True))
         return Update({**metrics, "explained_variance": explained}, updates=len(steps))
 

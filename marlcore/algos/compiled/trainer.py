@@ -63,11 +63,7 @@ class CompiledTrainer:
 
 
 class Descent:
-    """Makes a ClippedAdam's steps in the core, each with a move of the target networks towards the new weights.
-
-    Attributes:
-        raw: the core's `mc_descent`.
-    """
+    """Makes a ClippedAdam's steps in the core and moves the target networks; `raw` is the core's `mc_descent`."""
 
     def __init__(self, optimizer: Any, most: float, targets: Sequence[torch.Tensor] = ()) -> None:
         tensors, self._group = optimizer.tensors, optimizer.param_groups[0]
@@ -110,7 +106,7 @@ def as_tensors(batch: Any) -> Any:
 
 
 def as_arrays(batch: Any) -> Any:
-    """Returns a batch of tensors as one of arrays that view the same memory."""
+    """Converts a batch of tensors to a batch of arrays that share their memory."""
     fields = {name: each(_array, value) for name, value in vars(batch).items() if name != "numbers"}
     arrays = Batch(fields, ())
     arrays.numbers = batch.numbers  # type: ignore[attr-defined]

@@ -60,13 +60,12 @@ class CustomCritics(nn.Module):
         self.critics = CustomTorso(hyper, spaces, network, called="critics", beside=(torch.zeros(TRIED, actions),))
 
     def forward(self, obs: Any, action: torch.Tensor, count: int | None = None) -> torch.Tensor:
-        """See `Critics.forward`."""
         values: torch.Tensor = self.critics(obs, action)[:count]
         return values
 
 
 class ContinuousPolicy(nn.Module):
-    """Base of policies that map observations to distributions of Box actions, with `outputs` numbers per component."""
+    """Base of policies for Box actions; a distribution has `outputs` numbers for each component of an action."""
 
     outputs: ClassVar[int]
 

@@ -27,9 +27,11 @@ def torso_of(
     whole: nn.Module | None = None,
     called: str = "",
 ) -> "Torso | CustomTorso":
-    """Makes the first layers: a Torso with layers of sizes `hidden`, a user's network, or a part of a whole model.
+    """Makes the first layers: a Torso with layers of sizes `hidden`, or a user's network.
 
-    The first layers do not see parts of the observation that `without` names.
+    Args:
+        without: parts of the observation that the layers do not see.
+        whole: a user's whole model, whose method or module `called` replaces all layers.
     """
     if whole is not None:
         return CustomTorso(hyper, spaces, whole, called=called)
@@ -54,7 +56,7 @@ def whole_network(hyper: Any, spaces: Spaces, *parts: str) -> nn.Module | None:
 
 
 def made_module(label: str, function: Any, *arguments: Any) -> nn.Module:
-    """Returns the module that a user's function makes. Raises ValueError if the function makes no module, or fails."""
+    """Returns the module that a user's function makes. Raises ValueError if it fails, or returns another object."""
     made_by = resolve(label, function) if isinstance(function, str) else function
     module = result_of(f"{label}: its function", made_by, *arguments)
     if not isinstance(module, nn.Module):
@@ -100,7 +102,7 @@ class CustomTorso(nn.Module):
 
     Args:
         called: the method or the module to call, if the network is a whole model.
-        beside: further arguments when the network is tried; with them, it returns the values of two critics, [2, B].
+        beside: further arguments of the trial call; with them, the network returns the values of two critics, [2, B].
 
     Raises: ValueError: the network's parameters are not float32 on the CPU; a whole model has no parameters to train; a
         call with a batch of zeros fails, or returns no float32 [B, n].

@@ -35,7 +35,7 @@ def distribution_of(owner: str, space: gymnasium.Space) -> "Categorical | Bernou
 
 
 class Distribution(nn.Module):
-    """Base of distributions; `sample` turns tensors into arrays and calls a subclass's other base, `draws`."""
+    """Base of distributions; `sample` converts tensors to arrays and calls the subclass's other base, `draws`."""
 
     draws: ClassVar[Any]
 

@@ -47,7 +47,7 @@ class OutputNetwork(nn.Module):
         return self.head(self.torso(obs))
 
     def stepped(self, obs: Any, state: State | None, windows: Windows | None = None) -> Stepped:
-        """Returns the numbers, and the next state, by a torso with memory; see `stepped` in recurrent.py."""
+        """Returns the numbers and the next state of a network with memory; see `stepped` in recurrent.py."""
         features, after = stepped(self.torso, obs, state, windows)
         return self.head(features), after
 

@@ -21,7 +21,7 @@ class QNetwork(nn.Module):
     """Maps observations to the joint actions' values [B, actions.count], learnt from rewards times reward_scale."""
 
     def __init__(self, hyper: Any, spaces: Spaces, torso: Any = None) -> None:
-        """Takes `torso` as first layers; None: makes the layers that the hyperparameters configure; see `torso_of`."""
+        """Makes the network on the first layers `torso`; None: on those that the hyperparameters give (`torso_of`)."""
         super().__init__()
         self.spaces = spaces
         self.actions = JointActions(hyper.owner, spaces.action)
@@ -42,10 +42,7 @@ class QNetwork(nn.Module):
         return self.actions.decoded(best(self(obs), self.actions.allowed(mask)))
 
     def allowed(self, obs: Any, values: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Returns the joint actions that a batch's masks allow, bool [B, actions.count]; None without masks.
-
-        Only the networks of teams need `values`.
-        """
+        """Returns the joint actions that masks allow, bool [B, actions.count]; None without masks. Ignores `values`."""
         allowed: torch.Tensor | None = self.actions.allowed(self.spaces.mask_in(obs))
         return allowed
 
@@ -105,5 +102,6 @@ class Head(nn.Module):
 def best(values: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
     """Returns the numbers, int64 [...], of the actions with the highest `values` [..., actions].
 
-    `allowed`, bool [..., actions], is False for excluded actions; None: all are allowed."""
+    `allowed`, bool [..., actions], is False for excluded actions; None: all are allowed.
+    """
     return values.argmax(-1) if allowed is None else values.masked_fill(~allowed, -math.inf).argmax(-1)

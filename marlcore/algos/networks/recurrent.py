@@ -30,10 +30,7 @@ EPSILON = 1e-3  # of the linear part of `rescaled`, which makes the inverse cont
 
 
 def cell_function(label: str, cell: Any) -> Any:
-    """Returns a built-in layer's name, or a user's function as `custom_function` does.
-
-    Raises: ValueError: `cell` is neither a layer's name nor a function.
-    """
+    """Returns a built-in layer's name, or a user's function (see `custom_function`). Raises ValueError if neither."""
     expected = "lstm, gru, a function of inputs and units, or its module:name"
     if isinstance(cell, str) and ":" not in cell:
         if cell not in PARTS:
@@ -97,7 +94,6 @@ class CustomCell(nn.Module):
         check_form(label, result, (torch.zeros(TRIED, hyper.units), zeros))
 
     def forward(self, x: torch.Tensor, state: State) -> Stepped:
-        """See `Recurrent.forward`."""
         state = {name: state[name] for name in self.parts}
         if x.ndim == 2:
             return self.cell(x, state)  # type: ignore[no-any-return]
@@ -113,9 +109,9 @@ def recurrent_layer(hyper: Any, inputs: int) -> Recurrent | CustomCell:
 
 
 class Windows(NamedTuple):
-    """Actions and rewards [B, N - 1, ...] between the N observations of windows, and the windows' burn-in.
+    """The actions and rewards [B, N - 1, ...] between the N observations of B windows, and the length of the burn-in.
 
-    `known`, bool [B], marks windows whose first state needs no burn-in, since an episode begins there.
+    `known`, bool [B], marks windows that need no burn-in, since an episode begins there.
     """
 
     action: torch.Tensor
@@ -139,7 +135,7 @@ class Windows(NamedTuple):
         return torch.cat([first, later], 1), after
 
     def of_rows(self, rows: slice) -> "Windows":
-        """Returns the windows [B * size, ...] of the team's members `rows`; this object has all members' actions."""
+        """Selects the team's members `rows`, a slice of `size`; returns their windows, [B * size, ...]."""
         size = rows.stop - rows.start
         reward, known = (part.repeat_interleave(size, 0) for part in (self.reward, self.known))
         return Windows(self.action[:, :, rows].transpose(1, 2).flatten(0, 1), reward, self.burn_in, known)
@@ -147,9 +143,9 @@ class Windows(NamedTuple):
 
 @dataclass(frozen=True)
 class Histories:
-    """M observations at places of windows, each with all that came before it in its window; networks take them.
+    """M observations, each with its history in its window, as an input of networks with memory.
 
-    `histories[name]` is a part of the observations, [M, ...], where these are a dict.
+    If observations are dicts, `histories[name]` is a part of the M observations, [M, ...].
 
     Attributes:
         obs: the N observations of each of B windows, [B, N, ...].
@@ -168,9 +164,9 @@ class Histories:
 
 
 def seen_by(network: Any, obs: Any) -> torch.Tensor:
-    """Returns a network's outputs [B, ...] for observations or, for Histories, [M, ...].
+    """Returns a network's outputs: [B, ...] for observations, [M, ...] for Histories.
 
-    Histories pass through a network's method `stepped` or, of a RecurrentTorso or a part in its place, that function.
+    Histories go through the network's method `stepped` or, if it has none, through the function `stepped`.
     """
     if not isinstance(obs, Histories):
         return network(obs)  # type: ignore[no-any-return]
@@ -188,7 +184,7 @@ def state_fields(hyper: Any, spaces: Spaces, every: int) -> dict[str, Field]:
 
 
 def with_state(hyper: Any, extras: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row's extras with those of the recurrent state. Raises ValueError if both have a name."""
+    """Adds the recurrent state's fields to a row's extras. Raises ValueError if a name occurs in both."""
     for name in extras.keys() & state.keys():
         raise ValueError(
             f"{hyper.owner} cell: expected other names in its state than {name!r}, which rows have already"
@@ -230,7 +226,7 @@ class RecurrentTorso(nn.Module):
         return stepped
 
     def beginning(self, state: State) -> State:
-        """Returns the state with which this network begins windows that have this one before them."""
+        """Returns the state with which the network begins a window, given the state that the window's rows store."""
         return state
 
     def acted(self, state: State, action: torch.Tensor | NDArray[Any]) -> dict[str, torch.Tensor]:
@@ -239,7 +235,7 @@ class RecurrentTorso(nn.Module):
         return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 
     def before_each(self, action: torch.Tensor, reward: torch.Tensor, state: State) -> State:
-        """Returns the windows' first state, with the actions and rewards before all observations, each [B * N, ...]."""
+        """Returns a state with the action and reward before each of the windows' observations, both [B * N, ...]."""
         encoded = self.actions(action.flatten(0, 1)).view(*action.shape[:2], -1)
         actions = torch.cat([state[PREVIOUS_ACTION][:, None], encoded], 1)
         rewards = torch.cat([state[PREVIOUS_REWARD][:, None], reward], 1)
@@ -257,9 +253,9 @@ class CriticTorso(RecurrentTorso):
 
 
 def stepped(torso: Any, obs: Any, state: State | None, windows: Windows | None = None) -> Stepped:
-    """Returns what a RecurrentTorso, or a part in its place, does for observations [k, ...] and a state.
+    """Runs a RecurrentTorso or its stand-in on observations [k, ...] and a state; returns features and the next state.
 
-    For `windows` of observations [B, N, ...] with this state before them, it returns features [B, N, size].
+    With `windows`, observations are [B, N, ...], the state is the one before the windows, features are [B, N, size].
     """
     if windows is None:
         return torso(obs, state)  # type: ignore[no-any-return]
@@ -269,14 +265,14 @@ def stepped(torso: Any, obs: Any, state: State | None, windows: Windows | None =
 
 
 def first_layers(hyper: Any, spaces: Spaces, hidden: tuple[int, ...], kind: type[RecurrentTorso], **whole: Any) -> Any:
-    """Returns first layers of this kind if the hyperparameters name a recurrent layer, else those of `torso_of`."""
+    """Makes first layers of this kind if the hyperparameters name a recurrent layer; otherwise calls `torso_of`."""
     if getattr(hyper, "cell", None) is not None:
         return kind(hyper, spaces, hidden)
     return torso_of(hyper, spaces, hidden, **whole)
 
 
 class _BoundedActions(BoxActions):
-    """Encodes the actions of a bounded Box on the scale [-1, 1]: wide ones would saturate a recurrent layer."""
+    """Scales the actions of a bounded Box to [-1, 1], since larger numbers would saturate a recurrent layer."""
 
     forward = BoxActions.encode
 

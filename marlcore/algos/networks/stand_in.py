@@ -28,7 +28,7 @@ M = TypeVar("M", bound=nn.Module)
 def faster(module: M) -> M:
     """Returns a stand-in with the module's methods, or the module itself if it has hooks or is a user's own.
 
-    Get the stand-in anew for each call of the module, since the module may have changed.
+    Call this before each use of the stand-in, since the module may have changed.
     """
     plan = vars(module).get("_plan")
     if plan is None or plan.owner is not module or not plan.holds():  # shallow copies share the plan
@@ -55,7 +55,7 @@ class Plan:
         self._first = self._look()
 
     def _form(self, part: nn.Module, parts: list[nn.Module]) -> Any:
-        """Returns the part's replacement in the stand-in; the part itself if its call may do more than `forward`."""
+        """Returns the part's replacement in the stand-in: the part itself if its call may do more than `forward`."""
         if not is_plain(part):
             return part
         parts.append(part)
@@ -65,7 +65,7 @@ class Plan:
     def _look(self) -> list[Any]:
         return [
             *map(type, self._parts),
-            *map(len, self._own),  # they grow if an attribute hides one of the class
+            *map(len, self._own),  # these grow if an attribute hides one of the class
             *map(FORWARD, self._each_kind),
         ]
 
@@ -114,9 +114,9 @@ def _linear(tensors: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
 
 
 def _recurrent(core: Any, form: Form) -> Any:
-    """Returns a function that computes a step by torch's cell function, and windows by the layer.
+    """Returns a function that computes single steps by torch's cell function, and windows by the layer.
 
-    The cell function takes a fourth of the layer's time for a step, but rounds differently.
+    For a step, the cell function takes a fourth of the layer's time, but rounds differently.
     """
     other, layer = _stand_in(core, form), core.layer
     if not is_plain(layer) or tuple(layer._parameters) != WEIGHTS:

@@ -171,7 +171,7 @@ class MemberNetworks(nn.Module):
         return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 
     def seen(self, group: MemberGroup, obs: Any, windows: bool = False) -> Any:
-        """Returns a group's observations [k * size, ...] from the team's [k, ...] or, if `windows`, [k, N, ...]."""
+        """Selects a group's observations, [k * size, ...], from the team's: [k, ...] or, if `windows`, [k, N, ...]."""
         axis = 1 + windows + (self.team.spaces.stack > 1)
         seen = obs[group.part].narrow(axis, group.rows.start, group.size).movedim(axis, 1)
         if group.size == 1:
@@ -251,7 +251,6 @@ class TeamPolicy(nn.Module):
         return self.actions.decoded(self(obs, mask))
 
     def acted(self, state: State, action: Any) -> State:
-        """See `MemberNetworks.acted`."""
         return self.members.acted(state, action)
 
     def mode(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -295,7 +294,7 @@ class TeamCritics(Critics):
         return (of_members * self.team.alive(obs)[..., None]).flatten(-2)
 
     def of_each(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:
-        """Returns the first network's values [members, B] of `joint` [members, B, size], B joint actions a member."""
+        """Returns the first network's values [members, B] of `joint` [members, B, size]: B joint actions by member."""
         return self.through(self.beside(obs, joint).flatten(0, 1)[None]).view(len(joint), -1)
 
     def beside(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:

@@ -26,10 +26,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 def encoder_of(hyper: Any, space: gymnasium.Space, stack: int) -> "Flat | Image | OneHot":
-    """Returns the encoder of a Box, Discrete, MultiDiscrete or MultiBinary.
-
-    Its input is [B, stack, *shape] or, if the stack is 1, [B, *shape].
-    """
+    """Returns a space's encoder; its input is [B, stack, *shape] or, if the stack is 1, [B, *shape]."""
     if isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
         return OneHot(space, stack)
     side = hyper.image_side

@@ -19,11 +19,11 @@ from ...kernels.jit import bits_of, float_of, inlined
 OFFERED, ACHIEVED = 1, 2  # bits of a goal's flags in a state
 
 DROPPED = 42  # bits of float64's mantissa that float16 lacks
-HALF, EVEN = (1 << (DROPPED - 1)) - 1, 1 << DROPPED  # what rounds to the nearest, ties to even
-REBIAS = (1023 - 15) << 10  # difference of the exponents' biases, in float16's place
-SCALE = 2.0**1008  # the same as a factor
+HALF, EVEN = (1 << (DROPPED - 1)) - 1, 1 << DROPPED  # for rounding to nearest, ties to even
+REBIAS = (1023 - 15) << 10  # the difference of the exponents' biases, at float16's exponent
+SCALE = 2.0**1008  # the same difference as a factor
 LEAST_NORMAL = 2.0**-14
-SUBNORMAL = 2.0**28  # added to a smaller number, it leaves the float16's bits in the low bits
+SUBNORMAL = 2.0**28  # its sum with a smaller number has the float16's bits as its lowest bits
 
 
 class GraphArrays(NamedTuple):
@@ -64,7 +64,7 @@ def _narrow(values, value):
 
 
 def kept(total, value):
-    """Rounds a term or sum to float16 if `total` is float32, the dtype in which NumPy adds products of float16."""
+    """Rounds a term or a sum to float16 if `total` is float32, as NumPy does when it adds products of float16."""
     raise NotImplementedError("only kernels call it")
 
 
@@ -107,7 +107,7 @@ def row_of(rows, state, profile):
 
 @inlined
 def expect(rows, row, flags, values, total):
-    """Sets total[goal] to the expectation of 1 if the successor achieves the goal, else of discounted V(successor)."""
+    """Writes each goal's expectation to `total` [goals]: of 1 if the successor achieves the goal, else of d * V."""
     for goal in range(len(total)):
         total[goal] = 0.0
     for outcome in range(rows.start[row], rows.start[row + 1]):
@@ -128,7 +128,7 @@ def divide(total, mass):
 
 @inlined
 def soften(score, mass, beta, chosen):
-    """Writes softmax(beta * score), 0 where mass is 0, to `chosen`; an infinite beta shares 1 among the best."""
+    """Writes softmax(beta * score) to `chosen`, 0 where mass is 0; infinite beta shares 1 equally among the best."""
     best, total = -math.inf, 0.0
     for i in range(len(score)):
         if mass[i] > 0.0:
@@ -136,7 +136,7 @@ def soften(score, mass, beta, chosen):
     for i in range(len(score)):
         chosen[i] = 0.0
         if mass[i] > 0.0:
-            # An infinite beta times no difference would not be a number.
+            # Infinite beta times a difference of 0 would be NaN.
             chosen[i] = math.exp(beta * (score[i] - best)) if score[i] < best else 1.0
         total += chosen[i]
     divide(chosen, total)

@@ -3,8 +3,8 @@
     Q(r) = E of d * V over the people's profiles and the outcomes; pi = softmax(beta * Q), or the power law (-Q)^-beta
     attainable(h, g) = E of 1 where the goal is achieved, else d * attainable, if person h pursues the goal g
 
-V is the expectation of Q under pi plus the caller's aggregate of what people can attain. Impossible rows are left out,
-and the probabilities of the other rows are divided by their sum.
+V is the expectation of Q under pi plus the caller's aggregate of what people can attain. Impossible profiles are left
+out, and the probabilities of the other profiles are divided by their sum.
 """
 
 import math
@@ -19,12 +19,12 @@ class People(NamedTuple):
 
     policy: Any  # float64 [people, states, actions]
     places: Any  # int64 [people], n to the power of each person's index
-    robots: Any  # int64 [robots], the same for robots; their profile is the sum of action_i * n^i, from i = 0 on
+    robots: Any  # int64 [robots], n to the power of each robot's index
 
 
 @jit
 def mix(flags, weight, policy, numbers, mixed):
-    """Writes a person's policy, averaged by weight over the goals on offer, to mixed[state]; 0 if all weights are 0."""
+    """Averages a person's policy over the goals on offer, by weight, into mixed[state]; 0 if all weights are 0."""
     for state in numbers:
         total, mean = 0.0, mixed[state]
         for action in range(len(mean)):
@@ -45,6 +45,7 @@ def _action_of(profile, place, actions):
 
 @inlined
 def _robots_profile(people, profile):
+    """Returns the number of the robots' actions in a profile: the sum of action_i * n^i over robots i = 0, 1, ..."""
     actions, number, power = people.policy.shape[2], 0, 1
     for i in range(len(people.robots)):
         number += _action_of(profile, people.robots[i], actions) * power
@@ -54,7 +55,7 @@ def _robots_profile(people, profile):
 
 @inlined
 def _probability(people, state, profile, without):
-    """Returns the probability of the people's actions in a profile; leaves out the person `without` (-1: none)."""
+    """Multiplies the probabilities of the people's actions in a profile; skips the person `without` (-1: nobody)."""
     p, actions = 1.0, people.policy.shape[2]
     for person in range(len(people.places)):
         if person != without:
@@ -89,12 +90,12 @@ def _evaluate(rows, state, people, values, q, mass):
 
 @jit
 def choose(rows, people, beta, power, values, policy, numbers, q, score, mass):
-    """Computes the robots' policy in the states `numbers`; writes the policy's expected Q to `values`.
+    """Computes the robots' policy in the states `numbers`; writes the expectation of Q under it to `values`.
 
-    policy: float64 [states, robots' profiles]. q, score, mass: float64 [robots' profiles], scratch.
+    policy: float64 [states, robots' profiles]. q, score, mass: float64 [robots' profiles], scratch memory.
 
-    Returns: -1, or a state where the people's policies make no profile possible or, for the power law, where a Q is not
-        negative.
+    Returns: -1; or the number of a state where the people's policies make all profiles impossible or, with `power`,
+        where a Q is not negative.
     """
     for state in numbers:
         if rows.first[state] == rows.first[state + 1]:
@@ -137,9 +138,9 @@ def attain(rows, people, person, chosen, policy, flags, values, numbers, scratch
                 action = _action_of(profile, people.places[person], people.policy.shape[2])
                 expect(rows, row, flags, values, total)
                 for goal in range(len(total)):
-                    own = p * wide(policy[state, goal, action])
-                    mass[goal] += own
-                    attained[goal] += own * total[goal]
+                    share = p * wide(policy[state, goal, action])
+                    mass[goal] += share
+                    attained[goal] += share * total[goal]
         for goal in range(len(attained)):
             if flags[state, goal] & OFFERED:
                 partial = not is_complete(rows, state) and mass[goal] > 0.0

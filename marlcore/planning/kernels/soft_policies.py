@@ -1,9 +1,10 @@
 """Backward induction for one agent: its values and soft policies, for all of its goals.
 
-    Q(a) = sum over believed profiles b of p(b) * the least over robots' profiles r of E(1 if achieved, else d * V)
+    Q(a) = sum over believed profiles b of p(b) * min over robots' profiles r of E(1 if achieved, else d * V)
     pi = softmax(beta * Q),  V = sum of pi(a) * Q(a)
 
-Impossible profiles are left out, and the other p divided by their sum. An action without possible profiles gets pi = 0.
+Impossible profiles are left out, and the probabilities of the others are divided by their sum. An action without
+possible profiles gets pi = 0.
 """
 
 from typing import Any, NamedTuple
@@ -13,13 +14,17 @@ from .expectations import ACHIEVED, OFFERED, divide, expect, kept, narrow, row_o
 
 
 class Belief(NamedTuple):
-    """An agent's beliefs about the others' actions, for each choice: an own action, or a state and an own action."""
+    """An agent's beliefs about the others' actions.
 
-    start: Any  # int64 [choices + 1], where the entries of each choice begin
+    Beliefs depend on the agent's action and, if `stride` is not 0, on the state: the entries start[i] to
+    start[i + 1] - 1 belong to the action a in the state s, where i = s * stride + a.
+    """
+
+    start: Any  # int64
     stride: int  # the number of actions if beliefs depend on the state, else 0
     probability: Any  # float64 [entries]
-    base: Any  # int64 [entries], the profile without the agent's and the robots' actions
-    robots: Any  # int64 [robots' profiles], each to be added to a base
+    base: Any  # int64 [entries], the number of a profile in which the agent and the robots take action 0
+    robots: Any  # int64 [robots' profiles], numbers to add to a base
     best: bool  # whether the agent expects the robots' best profile instead of the worst
 
 
@@ -35,7 +40,7 @@ class Scratch(NamedTuple):
 
 @inlined
 def _expect_extreme(rows, state, profile, belief, flags, values, scratch):
-    """Writes the worst or best expectation over robots' profiles to `scratch`; returns False if none is possible."""
+    """Writes the worst or best expectation over robots' possible profiles to scratch.extreme; False if none exists."""
     possible = False
     total, extreme = scratch.total, scratch.extreme
     for i in range(len(belief.robots)):
@@ -53,7 +58,7 @@ def _expect_extreme(rows, state, profile, belief, flags, values, scratch):
 
 @inlined
 def _evaluate(rows, state, action, place, belief, flags, values, scratch):
-    """Writes an action's Q to `scratch`; returns the total belief in its possible profiles."""
+    """Writes an action's Q to scratch.q; returns the sum of the believed probabilities of possible profiles."""
     q, missing, mass = scratch.q[action], False, 0.0
     for goal in range(len(q)):
         q[goal] = 0.0
@@ -94,9 +99,9 @@ def induce(rows, belief, place, beta, flags, values, policy, numbers, scratch):
 
     place: the number of actions, to the power of the agent's index. flags: uint8 [states, goals]. values: [states,
     goals], float64, float32 or float16's bits. policy: [states, goals, actions], float64 or float32. `values` and
-    `policy` begin as zeros.
+    `policy` must hold zeros at first.
 
-    Returns: -1, or the first state in which no believed profile is possible; later states are not computed.
+    Returns: -1; or, if all believed profiles are impossible in a state, the number of that state, where it stops.
     """
     for state in numbers:
         if rows.first[state] == rows.first[state + 1]:

@@ -235,7 +235,7 @@ ENDS = "environment copy 0, agent_0: final_obs: expected "
 PART, ROWS = {"doors": np.zeros((1, 3), np.int8)}, dict.fromkeys(["doors", "keys", "place"], np.zeros((3, 3)))
 BAD_ENDS: dict[str, Refused] = {
     "part": (ends(changed(final_obs=PART)), EnvironmentFailed, f"{ENDS}obs['doors'], obs['keys'][0], "),
-    "rows": (ends(changed(final_obs=ROWS)), EnvironmentFailed, f"{ENDS}those of 1"),
+    "rows": (ends(changed(final_obs=ROWS)), EnvironmentFailed, f"{ENDS}a row for each of 1"),
     "absent": (ends(changed(_final_obs=np.zeros(1, bool))), EnvironmentFailed, f"{ENDS}the last observation of an epi"),
     "contradiction": (ends(first_alone), EnvironmentFailed, "autoreset_mode: expected it in the metadata, or final"),
 }

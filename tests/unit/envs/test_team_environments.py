@@ -239,7 +239,7 @@ SHORT, LONG = {"a": np.zeros(2, np.float32)}, dict.fromkeys("ab", np.zeros(3, np
 REFUSED: dict[str, Refused] = {
     "mixed actions": (lambda: made({"a": ALL, "b": BOX}), "team team: expected Discrete actions of all"),
     "bits": (lambda: made({"a": (TWO, gym.MultiBinary(2))}), "team team: expected Discrete actions of all"),
-    "a mask in an info": (lambda: kept(infos=IN_INFOS), "action_mask: expected those of a team's members in their obs"),
+    "a mask in an info": (lambda: kept(infos=IN_INFOS), "action_mask: expected the masks of a team's members in obs"),
     "no observation": (lambda: kept(observations=SHORT), "obs of b: expected one, got those of ['a']"),
     "another shape": (lambda: kept(observations=LONG), "obs of a: expected float32 (2,), got shape (3,)"),
     "no number": (lambda: kept(rewards={"a": "1"}), TypeError, "reward: expected a number, got '1'"),

@@ -261,7 +261,7 @@ class Stateless(Spreads):
 
 
 ODD = {"a": Spaces(TWO, CHOICE), "b": Spaces(TWO, gym.Box(-1, 1, (1,)))}
-APART = "expected agents that act at once, got turns of one after another"
+APART = "expected agents that act simultaneously, got agents that act one after another"
 REFUSED: dict[str, Refused] = {
     "turns": (partial(in_turns, partial(TeamVector, teams={"team": ("a", "b", "c")})), EnvironmentFailed, APART),
     "turns of agents": (partial(in_turns, partial(JointVector, agents=("a",))), EnvironmentFailed, APART),

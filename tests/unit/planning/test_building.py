@@ -347,7 +347,7 @@ class Undefined(World):
 def test_states_that_change_when_they_are_pickled_are_refused() -> None:
     for model, says in (
         (twins(Identity()), "state: expected states that are equal and hash alike after pickling, got "),
-        (Undefined(), "after pickling, got (2, nan), whose copy is another one"),
+        (Undefined(), "after pickling, got (2, nan), whose copy differs"),
     ):
         check_refused(building(model, workers=2, batch=1), TypeError, says)
     build_graph(twins(Fixed("a")), workers=2, batch=1).close()
