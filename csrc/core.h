@@ -37,6 +37,14 @@ void mc_copy_out(void *dest, const uint8_t *row, uint64_t size);
  */
 int mc_lane_next(struct mc_lane *lane, uint64_t n, uint64_t *first);
 
+/* The same, but with -EDQUOT where tickets are withheld; and what a vector does then to pledge them: each
+ * lane stores its pledge for n more rows, or returns 0 if it needs none, before one sync and the upholding.
+ */
+int mc_lane_peek(const struct mc_lane *lane, uint64_t n, uint64_t *first);
+int mc_lane_pledge_next(const struct mc_lane *lane, uint64_t n);
+int mc_lanes_sync(const struct mc_lane *low, const struct mc_lane *high);
+void mc_lane_uphold(const struct mc_lane *lane);
+
 /* An append in four steps, for rows that come from several places. */
 int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first);
 void mc_lane_put(struct mc_lane *lane, uint64_t ticket, uint64_t n, const void *const *sources);

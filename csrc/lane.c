@@ -26,12 +26,11 @@ int64_t mc_lane_committed(const struct mc_lane *lane) {
     return c < MC_TICKET_LIMIT ? (int64_t)c : -EUCLEAN;
 }
 
-/* Puts the counters' page on disk. 0, -errno. */
-static int mc_counters_sync(struct mc_counters *counters) {
+/* Puts the pages of these lanes' counters, and those between, on disk. 0, -errno. */
+int mc_lanes_sync(const struct mc_lane *low, const struct mc_lane *high) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uint8_t *line = (uint8_t *)counters;
-    uint8_t *begin = line - (uintptr_t)line % page;
-    return msync(begin, (size_t)(line + MC_LINE - begin), MS_SYNC) ? -errno : 0;
+    uint8_t *begin = low->counters - (uintptr_t)low->counters % page;
+    return msync(begin, (size_t)(high->counters + MC_LINE - begin), MS_SYNC) ? -errno : 0;
 }
 
 /* A word of the flusher. */
@@ -39,26 +38,42 @@ static uint64_t mc_lane_told(const struct mc_lane *lane, int word) {
     return mc_load_word((mc_word *)(void *)lane->promised + word);
 }
 
+/* The tickets below it are promised on disk. */
+static uint64_t mc_lane_limit(const struct mc_lane *lane) {
+    uint64_t promised = mc_lane_told(lane, MC_PROMISED), upheld = mc_load_upheld(mc_counters_of(lane));
+    return promised < upheld ? upheld : promised;
+}
+
 /* The writer's own promise that tickets below `top` may be overwritten, and again about as many as it is
- * ahead of the watermark, since a pledge costs a write to the disk. Killed in between, it leaves a pledge
- * that is not upheld. 0, -errno. */
-static int mc_lane_pledge(const struct mc_lane *lane, uint64_t top, uint64_t *limit) {
+ * ahead of the watermark, since a pledge costs a write to the disk; in a queue, all for which its reader made
+ * room. Killed before `mc_lane_uphold`, it leaves a pledge that is not upheld. */
+static void mc_lane_pledge(const struct mc_lane *lane, uint64_t top) {
     struct mc_counters *counters = mc_counters_of(lane);
     uint64_t least = lane->capacity / 4 < MC_LEAST_PLEDGE ? lane->capacity / 4 : MC_LEAST_PLEDGE;
     uint64_t most = lane->capacity / 8 < MC_MOST_PLEDGE ? MC_MOST_PLEDGE : lane->capacity / 8;
     uint64_t ahead = top - mc_lane_told(lane, MC_WATERMARK);
-    uint64_t pledged = mc_load_pledged(counters);
-    *limit = top + (ahead < least ? least : ahead > most ? most : ahead);
-    uint64_t room = mc_load_room(counters);
-    if (room && *limit > room) /* below top only if it is damaged, or the reader came to an earlier row */
-        *limit = room < top ? top : room;
-    if (*limit < pledged)
-        *limit = pledged;
-    mc_store_pledged(counters, *limit);
-    int error = mc_counters_sync(counters);
-    if (!error)
-        mc_store_upheld(counters, *limit);
-    return error;
+    uint64_t pledged = mc_load_pledged(counters), room = mc_load_room(counters);
+    uint64_t limit = top + (ahead < least ? least : ahead > most ? most : ahead);
+    if (room) /* out of range only if it is damaged, or the reader came to an earlier row */
+        limit = room - top <= lane->capacity ? room : top;
+    mc_store_pledged(counters, limit < pledged ? pledged : limit);
+}
+
+/* After the pledge is on disk. */
+void mc_lane_uphold(const struct mc_lane *lane) {
+    mc_store_upheld(mc_counters_of(lane), mc_load_pledged(mc_counters_of(lane)));
+}
+
+int mc_lane_pledge_next(const struct mc_lane *lane, uint64_t n) {
+    const struct mc_counters *counters = mc_counters_of(lane);
+    uint64_t c = mc_load_committed(counters), r = mc_load_reserved(counters), room = mc_load_room(counters);
+    uint64_t top = c + n < r ? r : c + n;
+    if (!lane->promised || top >= MC_TICKET_LIMIT || (room && room < c + n))
+        return 0;
+    if (top <= mc_lane_limit(lane) && room <= mc_lane_limit(lane))
+        return 0;
+    mc_lane_pledge(lane, top);
+    return 1;
 }
 
 /* The lane's writer, before it takes tickets below `top`, of which it does not know whether they are
@@ -66,14 +81,16 @@ static int mc_lane_pledge(const struct mc_lane *lane, uint64_t top, uint64_t *li
 static int mc_lane_extend(struct mc_lane *lane, uint64_t top) {
     if (!lane->promised || top >= MC_TICKET_LIMIT)
         return -EUCLEAN;
-    uint64_t limit = mc_lane_told(lane, MC_PROMISED);
-    uint64_t upheld = mc_load_upheld(mc_counters_of(lane));
-    if (limit < upheld)
-        limit = upheld;
-    int error = limit < top ? mc_lane_pledge(lane, top, &limit) : 0;
-    if (!error)
-        lane->withheld = limit < MC_TICKET_LIMIT ? MC_TICKET_LIMIT - 1 - limit : 0;
-    return error;
+    if (mc_lane_limit(lane) < top) {
+        mc_lane_pledge(lane, top);
+        int error = mc_lanes_sync(lane, lane);
+        if (error)
+            return error;
+        mc_lane_uphold(lane);
+    }
+    uint64_t limit = mc_lane_limit(lane);
+    lane->withheld = limit < MC_TICKET_LIMIT ? MC_TICKET_LIMIT - 1 - limit : 0;
+    return 0;
 }
 
 /* Whether n rows may be appended: 0, -EINVAL, -EUCLEAN, or -EDQUOT if their tickets are withheld. */
@@ -102,10 +119,14 @@ __attribute__((noinline)) static int mc_lane_check_withheld(struct mc_lane *lane
     return room && room < *first + n ? 0 : mc_lane_next_withheld(lane, n, first);
 }
 
-int mc_lane_next(struct mc_lane *lane, uint64_t n, uint64_t *first) {
+int mc_lane_peek(const struct mc_lane *lane, uint64_t n, uint64_t *first) {
     const struct mc_counters *counters = mc_counters_of(lane);
     *first = mc_load_committed(counters);
-    int error = mc_lane_admits(lane, *first, mc_load_reserved(counters), n);
+    return mc_lane_admits(lane, *first, mc_load_reserved(counters), n);
+}
+
+int mc_lane_next(struct mc_lane *lane, uint64_t n, uint64_t *first) {
+    int error = mc_lane_peek(lane, n, first);
     return error == -EDQUOT ? mc_lane_check_withheld(lane, n, first) : error;
 }
 

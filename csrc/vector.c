@@ -28,9 +28,29 @@ static int mc_vector_enter(struct mc_vector *vector, uint64_t n, const int64_t *
     return 0;
 }
 
+/* For rows whose tickets are withheld: the pledges of all lanes, for one write to the disk. */
+__attribute__((noinline)) static int mc_vector_pledge(struct mc_vector *vector, uint64_t n,
+                                                      const int64_t *which, const uint8_t *ends, int finals) {
+    const struct mc_lane *low = NULL, *high = NULL;
+    for (uint64_t i = 0; i < n; i++) {
+        const struct mc_lane *lane = &vector->writers[which[i]].lane;
+        if (!mc_lane_pledge_next(lane, mc_rows_of(mc_vector_flags(n, i, ends, finals))))
+            continue;
+        low = !low || lane->counters < low->counters ? lane : low;
+        high = !high || lane->counters > high->counters ? lane : high;
+    }
+    int error = low ? mc_lanes_sync(low, high) : 0;
+    for (uint64_t i = 0; i < n && low && !error; i++) {
+        const struct mc_lane *lane = &vector->writers[which[i]].lane;
+        if (low->counters <= lane->counters && lane->counters <= high->counters)
+            mc_lane_uphold(lane);
+    }
+    return error;
+}
+
 int mc_vector_check(struct mc_vector *vector, uint64_t n, const int64_t *which, const uint8_t *ends,
                     int finals) {
-    int error = mc_vector_enter(vector, n, which);
+    int error = mc_vector_enter(vector, n, which), pledged = 0;
     if (error)
         return error;
     for (uint64_t i = 0; i < n; i++) {
@@ -41,7 +61,11 @@ int mc_vector_check(struct mc_vector *vector, uint64_t n, const int64_t *which, 
             return -EDOM;
         if (flags & MC_TRUNCATED && !finals && vector->final_needed)
             return -EPROTO;
-        error = mc_lane_next(lane, mc_rows_of(flags), &first);
+        error = mc_lane_peek(lane, mc_rows_of(flags), &first);
+        if (error == -EDQUOT) {
+            error = pledged++ ? 0 : mc_vector_pledge(vector, n, which, ends, finals);
+            error = error ? error : mc_lane_next(lane, mc_rows_of(flags), &first);
+        }
         if (error)
             return error;
         __builtin_prefetch(lane->column[0].base + first % lane->capacity * lane->column[0].stride, 1);

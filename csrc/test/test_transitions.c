@@ -473,6 +473,24 @@ TEST(rows_of_a_vector_go_to_the_lanes_that_are_named) {
     free_lane(&v.lanes[0]);
 }
 
+TEST(the_lanes_of_a_durable_vector_pledge_together) {
+    struct vector v;
+    open_vector(&v, 8);
+    /* Of queues, the second not withheld yet; and of a replay. */
+    uint64_t words[LANES][2] = {{0}, {1}, {0}}, room[LANES] = {8, 7, 0}, pledged[LANES] = {8, 7, 1 + 8 / 4};
+    for (int i = 0; i < LANES; i++) {
+        v.writers[i].lane.promised = (uint8_t *)words[i];
+        v.writers[i].lane.withheld = MC_TICKET_LIMIT - 1 - words[i][MC_PROMISED];
+        atomic_store(&mc_counters_of(&v.lanes[i])->room, room[i]);
+    }
+    CHECK(add_vector(&v, LANES, 0, 0) == 0);
+    for (int i = 0; i < LANES; i++) {
+        const struct mc_counters *counters = mc_counters_of(&v.lanes[i]);
+        CHECK(mc_load_pledged(counters) == pledged[i] && mc_load_upheld(counters) == pledged[i]);
+    }
+    free_lane(&v.lanes[0]);
+}
+
 TEST(ended_rows_of_a_vector_have_boundary_rows_if_these_are_given) {
     struct vector v;
     open_vector(&v, 8);

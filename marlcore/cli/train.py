@@ -153,9 +153,8 @@ def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
     def refuse(option: str) -> str:
         if not option.startswith("--algorithm."):
             return f"unknown option {option}"
-        owners = [
-            other for other, one in algos.ALGORITHMS.items() if option in map(option_of, hints_of(one, "algorithm."))
-        ]
+        kinds, label = algos.ALGORITHMS.items(), option[2:].replace("-", "_")
+        owners = [other for other, one in kinds if label in hints_of(one, "algorithm.")]
         return f"{option} is no option of {name}{f', but of {listed(owners)}' if owners else ''}"
 
     values = line.read(hints, refuse=refuse)

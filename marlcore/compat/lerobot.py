@@ -246,11 +246,16 @@ class Column:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        positions, name = np.arange(len(self))[index], self._name
+        first, *rest = index if isinstance(index, tuple) and index else (index,)
+        positions, name = np.arange(len(self))[first], self._name
         with self._buffer._lock:  # of a thread that prefetches
-            rows = self._buffer._ring.at(np.atleast_1d(positions), name)[name]
-        tensors: torch.Tensor = self._buffer._tensor(name, rows)
-        return tensors if np.ndim(positions) else tensors[0]
+            rows = self._buffer._ring.at(np.reshape(positions, -1), name)[name]
+        if isinstance(first, slice):
+            first = slice(None)
+        elif first is not None and first is not ...:  # places, of which these are the rows
+            first = np.arange(np.size(positions)).reshape(np.shape(positions))
+        tensor: torch.Tensor = self._buffer._tensor(name, np.asarray(rows[(first, *rest)], order="C"))
+        return tensor
 
 
 def _array(value: Any) -> NDArray[Any]:

@@ -11,7 +11,6 @@ import ast
 from bisect import bisect_right
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
-from functools import partial
 from inspect import BoundArguments, signature
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -204,13 +203,12 @@ def _parsed(label: str, text: str) -> Schedule:
     if kind is None or (kind is Custom and not inside.endswith(")")):
         kinds = ", ".join(f"{name}(...)" for name in Schedule.kinds)
         raise ValueError(f"{label}: expected a number or one of {kinds}, got {brief(text)}")
-    make: Callable[[], Schedule]
     if kind is Custom:
-        make = partial(Custom, resolve(label, inside[:-1].strip()))
+        bound = signature(kind).bind(resolve(label, inside[:-1].strip()))
     else:
-        make = partial(kind, *(bound := _arguments(label, kind, text, inside)).args, **bound.kwargs)
+        bound = _arguments(label, kind, text, inside)
     try:
-        return make()
+        return kind(*bound.args, **bound.kwargs)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{label}: {error}") from None
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ..checks import deadline_of
 from ..errors import Deadlocked, SegmentCorrupt, TimedOut
 from ..memory import ROOM_OFFSET, Check, Event, sleep_until, slot_lock
-from ..transitions import Gate, LaneView, share_of
+from ..transitions import DURABLE, Gate, LaneView, share_of
 from .cursor import LONGEST, LOOKS, PASSED, WANTED, CursorLines
 
 _UNLIMITED = 1 << 62  # rows
@@ -135,7 +135,7 @@ class QueueGates:
 
     def __init__(self, view: LaneView, lanes: list[int], when_full: str, unread: UnreadLimit | None) -> None:
         self._view, self._when_full, self._unread = view, when_full, unread
-        self._lines = CursorLines(view.segment, view.geometry)
+        self._lines, self._durable = CursorLines(view.segment, view.geometry), DURABLE in view.segment.description
         self._gates = [LaneGate(view, lane, when_full, self._lines) for lane in lanes]
         for lane in lanes:
             self._lines.room(lane)  # before rows are checked, which happens before they wait
@@ -180,7 +180,7 @@ class QueueGates:
         left_out = np.zeros(len(which), np.bool_)
         for row, (i, boundary) in enumerate(zip(which.tolist(), boundaries.tolist(), strict=True)):
             gate = self._gates[i]
-            gate.left = int(self._left[i])
+            gate.left = 0 if self._durable else int(self._left[i])  # so that lanes pledge all their room at once
             left_out[row] = not gate.wait(1, boundary, timeout, check_open, deadline)
             self._left[i] = gate.left
         self._sure = int(self._left.min())

@@ -50,18 +50,13 @@ class ReaderStats:
 
 @dataclass(slots=True)
 class _Begun:
-    """The next batch: `filled` slots of its memory, and the cursor before it, once the reader took rows for it.
-
-    Attributes:
-        first: the lane that gets a row more than others if the shares cannot be equal, modulo the number of lanes.
-        told: whether other processes know of the reader's last move.
-    """
+    """The next batch, for which the reader took rows early, or which an interrupted read took whole."""
 
     memory: BatchMemory | None = None
-    filled: int = 0
-    before: Ints | None = None
-    first: int = 0
-    told: bool = True
+    filled: int = 0  # transitions or unrolls so far
+    before: Ints | None = None  # the cursor before the first of them
+    first: int = 0  # the lane that gets a row more where shares cannot be equal, modulo the number of lanes
+    told: bool = True  # whether other processes know of the reader's last move
 
 
 def lane_rows_for(
@@ -209,9 +204,7 @@ class TrajectoryReader(Closing):
 
     @one_thread
     def state_dict(self) -> dict[str, NDArray[np.int64]]:
-        """Returns where the reader is, behind the last batch that it returned.
-
-        `cursor`, int64 [4, lanes], is the place in each lane; `queue`, int64 [1], tells queues apart.
+        """Returns where the reader is, behind the last batch that it returned: int64 `cursor` [4, lanes], `queue` [1].
 
         Save it with what was learned from the batches, and give it to `commit` once that is on disk.
         """
@@ -320,7 +313,6 @@ class TrajectoryReader(Closing):
         self._tell()
 
     def _tell(self) -> None:
-        """Stores the cursor for other processes, and lets writers overwrite what is behind it."""
         self._cursor.move(self._cursor.now)
         self._cursor.release(self._needed_from(self._cursor.now[inorder.POSITION]))
         self._begun.told = True

@@ -25,7 +25,6 @@ from ..spaces import MASK, Spaces
 Event = tuple[Any, ...]  # where something happened, and the values that two plays with one seed have in common
 PATIENCE = 10  # times as many turns as are compared, in which an episode should end
 COSTS = "training works, but a seed does not repeat a run, also in serial mode, nor the episodes of an evaluation"
-
 ENDLESS = "without one, no return is known and no evaluation ends: truncate episodes, as gymnasium's TimeLimit does"
 
 
@@ -39,8 +38,7 @@ def check_env(env_or_fn: Any, steps: int = 1000, seed: int = 0) -> None:
         seed: seeds the environment and the actions.
 
     Warns:
-        UserWarning: two plays with the same seed differ, in one environment or between the two; or no episode ended
-            in ten times as many turns.
+        UserWarning: two plays with one seed differ, or no episode ended in ten times as many turns.
 
     Raises:
         EnvironmentFailed: a violation; one line names the agent, the part, the expected value and the actual one.
@@ -142,10 +140,9 @@ class _Single:
                 continue
             _require(agent in self._views, "agent", f"one of {tuple(self._views)}", agent)
             event, ended, mask = self._turn(agent)
-            turns += 1
+            turns, self.ended = turns + 1, self.ended or ended
             events += [event][: turns <= steps]
             if ended:
-                self.ended = True
                 if agent in self._over:  # some may be out before anyone acts, but not for a second time
                     raise EnvironmentFailed(f"reset: expected an episode that begins, got the end of {agent}'s twice")
                 self._over.add(agent)

@@ -117,6 +117,21 @@ def test_images_take_the_memory_that_they_must(kind: str, share: float) -> None:
     assert nbytes(True) == pytest.approx(nbytes(False) / 2, rel=0.05)
 
 
+def test_a_column_is_indexed_like_an_array() -> None:
+    theirs, mine = pair(40, 40)
+    images, column = theirs.states[IMAGE].numpy(), mine.states[IMAGE]
+    mask = np.arange(40) % 3 == 0
+    for index in (
+        3, -1, np.int64(2), slice(2, 30, 4), slice(9, 2, -3), [4, 1], mask, np.array([[1, 2], [3, 4]]), ..., (),
+        (3, 0), (slice(1, 9), slice(None), 2), ([4, 1], 0), ([4, 1], [0, 2]), ([[4], [1]], [0, 2]), (mask, 1, 1, 1),
+        (..., 0), (3, ..., 1), (None, 3), (slice(0, 0), 1), (3, slice(1, 3), [0, 1]),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(column[index].numpy(), images[index], err_msg=repr(index))
+    with pytest.raises(IndexError):
+        column[3, 5]
+    mine.close()
+
+
 def test_images_are_rounded_to_the_nearest_level() -> None:
     buffer, row = ours.Uint8ReplayBuffer(5, **OPTIONS), next(steps(1))
     row["state"][IMAGE] = torch.rand(1, 3, 8, 8)
