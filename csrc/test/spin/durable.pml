@@ -8,10 +8,14 @@
 
 #define ROWS 2
 #ifndef TICKETS
-#define TICKETS 4
+#define TICKETS 3
 #endif
 #ifndef CUTS
+#ifdef PLEDGE_CLEARED_TOO_EARLY
 #define CUTS 2
+#else
+#define CUTS 1
+#endif
 #endif
 #ifndef KILLS
 #if defined(PREDECESSORS_PLEDGE_BELIEVED) || defined(LOWERED_BELOW_THE_RESERVATION)

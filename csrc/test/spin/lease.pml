@@ -8,7 +8,9 @@
 #define SENDS 2              /* renewals, and rows, of each agent */
 #endif
 #define EPOCHS 2
-#define TICKS 4
+#ifndef TICKS
+#define TICKS 3
+#endif
 #define LEASE 2              /* ticks of silence that end a lease */
 
 byte epoch, holder, heard;   /* the seat's words in the table */

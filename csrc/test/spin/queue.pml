@@ -10,12 +10,14 @@
 #endif
 #define LANES 2
 #define ALL (WRITERS * LANES)
-#define CAPACITY 3         /* rows of a lane */
+#ifndef CAPACITY
+#define CAPACITY 2         /* rows of a lane */
+#endif
 #ifndef BATCH
-#define BATCH 5            /* more than the whole rows of one lane of each writer */
+#define BATCH 3            /* more than the whole rows of one lane of each writer */
 #endif
 #ifndef ROWS
-#define ROWS 4             /* that each writer adds; the newest of a lane is not whole */
+#define ROWS 3             /* that each writer adds; the newest of a lane is not whole */
 #endif
 #ifndef KILLS
 #define KILLS 1
