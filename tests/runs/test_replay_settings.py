@@ -1,6 +1,5 @@
 """Settings of the replay in whole runs: priorities, files instead of memory, batches drawn ahead."""
 
-import logging
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -120,9 +119,11 @@ def durable(large: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @MODES
 def test_a_durable_replay_outlives_its_run(
-    tmp_path: Path, large: Path, durable: dict[str, Any], mode: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, large: Path, durable: dict[str, Any], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its rows and priorities; a resumed run says how many there are, and adds to them at once."""
+    said: list[str] = []
+    patch(monkeypatch, "run", say=said.append)
     runs.train(tmp_path, ALONE, FAVOURING, mode=mode, total_steps=600, replay=durable)
     file, state = files(large)
     assert file.startswith("agent_0-")
@@ -130,13 +131,12 @@ def test_a_durable_replay_outlives_its_run(
     with mc.ReplayBuffer.attach(large / file) as replay:
         assert (rows := len(replay)) >= 600
         versions = replay.newest_version()
-    caplog.set_level(logging.INFO)
     more = runs.train(tmp_path, ALONE, FAVOURING, mode=mode, total_steps=900, replay=durable, resume=True)
     assert files(large) == [file, state]
     with mc.ReplayBuffer.attach(large / file) as replay:
         assert len(replay) >= 900
         assert replay.newest_version() >= versions
-    assert f"resume: continues at step 600 of 900 with {rows} rows" in caplog.text
+    assert f"resume: continues at step 600 of 900 with {rows} rows" in said
     assert min(values_of(more.run_dir, "rows")[-3:]) > 600
     assert max(values_of(more.run_dir, "policy_lag")) < checkpoint(more.run_dir)["version"]
 
