@@ -11,7 +11,7 @@ from .native import Event
 log = logging.getLogger(__name__)
 
 WAIT_SLICE_S = 0.1
-ALONE_S = 10.0  # between the looks of a long wait for the other side
+ALONE_S = 30.0  # between the looks of a long wait for the other side
 
 Check = Callable[[], None]
 
