@@ -69,6 +69,11 @@ class LaneArrays:
         finally:
             staging.lent.clear()
 
+    def has(self, numbers: Any) -> bool:
+        """Whether these are numbers of rows, int64 [n]; negative ones are large if they are read as unsigned."""
+        alike = numbers.__class__ is np.ndarray and numbers.dtype == np.int64 and numbers.ndim == 1
+        return alike and len(numbers) > 0 and bool(numbers.view(np.uint64).max() < self.replay.capacity)
+
     def at(self, numbers: Array) -> dict[Key, Array]:
         """Copies the rows with these numbers, int [n] from 0 to lanes * size - 1."""
         if self._copy is None or not self._copy.suits(len(numbers)):

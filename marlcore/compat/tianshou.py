@@ -52,7 +52,7 @@ class _InLanes(host.ReplayBuffer):
 
     def __getitem__(self, index: Any) -> Batch:
         rows = self._rows
-        quick = rows is not None and self.stack_num == 1 and self._save_obs_next and _are_indices(index, self.maxsize)
+        quick = rows is not None and self.stack_num == 1 and self._save_obs_next and rows.has(index)
         if rows is None or not quick or [*map(id, vars(self._meta).values())] != self._shown:
             return super().__getitem__(index)
         batch = _tree_of(rows.at(index))
@@ -218,29 +218,21 @@ class _InLanes(host.ReplayBuffer):
         return leaves
 
 
-def _are_indices(index: Any, size: int) -> bool:
-    """Whether these are row numbers from 0 to size - 1, int64 [n]; as unsigned numbers, negative ones are large."""
-    alike = index.__class__ is np.ndarray and index.dtype == np.int64 and index.ndim == 1
-    return alike and len(index) > 0 and bool(index.view(np.uint64).max() < size)
-
-
 def _leaves_of(tree: dict[str, Any], key: Key = ()) -> Iterator[tuple[Key, Array]]:
     for name, part in tree.items():
-        if part.__class__ is np.ndarray:
-            yield (*key, name), part
-        elif not isinstance(part, Batch):
-            yield (*key, name), np.asarray(to_numpy(part))
+        if part.__class__ is np.ndarray or not isinstance(part, Batch):
+            yield (*key, name), np.asarray(part if part.__class__ is np.ndarray else to_numpy(part))
         elif vars(part):
             yield from _leaves_of(vars(part), (*key, name))
 
 
 def _tree_of(leaves: Leaves) -> Batch:
     tree = Batch()
-    for key, array in leaves.items():
-        node = tree
-        for name in key[:-1]:
-            node = vars(node).setdefault(name, Batch())
-        vars(node)[key[-1]] = array
+    for (*path, name), array in leaves.items():
+        node = vars(tree)
+        for part in path:
+            node = vars(node.setdefault(part, Batch()))
+        node[name] = array
     return tree
 
 

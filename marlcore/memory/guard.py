@@ -26,8 +26,8 @@ def one_thread(method: F) -> F:
     The object has a dict `_inside`, whose keys are the ids of the threads in such a method: at most one thread, and for
     a moment each thread that is being refused. The guard never waits. Each change of the dict is one instruction, and
     CPython handles no signal between that instruction and the `try`, so an exception at any moment leaves no thread
-    marked as inside. The writers' `add` inline this code to save a call. Raises UsedByTwoThreads. In a forked child,
-    the first call does what `at_first_use` was told.
+    marked as inside. `Writer.add` inlines this code to save a call. Raises UsedByTwoThreads. In a forked child, the
+    first call does what `at_first_use` was told.
     """
 
     @wraps(method)

@@ -3,7 +3,6 @@
 import errno
 from collections.abc import Sequence
 from functools import partial
-from threading import get_ident
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import brief, check_finite
 from ..fixed import fixed
-from ..memory import File, NativeVector, invalidate_after_fork, let_in
+from ..memory import File, NativeVector, invalidate_after_fork, one_thread
 from ..observations import nested
 from ..spec import ACTION, Field, as_field
 from .layout import LaneView, rewards_of
@@ -54,6 +53,7 @@ class VectorWriter(WriterBase):
         self._every_lane.which[:] = np.arange(len(self.lanes))
         invalidate_after_fork(self)
 
+    @one_thread
     def add(
         self,
         obs: Any,
@@ -90,30 +90,18 @@ class VectorWriter(WriterBase):
             ClosedError: the writer was closed. SegmentCorrupt: a lane's counters were damaged.
             TimeoutError: the writer's timeout has passed; nothing was written. UsedByTwoThreads: see `Writer`.
         """
-        inside, me, staging = self._inside, get_ident(), self._every_lane
-        if inside:
-            let_in(self)
-        inside[me] = None
+        finals = final_obs is not None
+        if finals and self._view.spec.next_obs:
+            raise ValueError("final_obs: expected None, since this spec stores next_obs")
+        staging = self._every_lane if lanes is None else self._staging_of(lanes)
         try:
-            if len(inside) > 1:
-                let_in(self)
-            finals = final_obs is not None
-            if finals and self._view.spec.next_obs:
-                raise ValueError("final_obs: expected None, since this spec stores next_obs")
-            if lanes is not None:
-                staging = self._staging_of(lanes)
-            try:
-                staging.put_reward(reward)
-                if finals or terminated is not None or truncated is not None or staging.some_ended:
-                    staging.put_ends(terminated, truncated, final_obs)
-                staging.put(obs, action, extras)
-                self._append(staging, finals, lanes)
-                return staging.tickets.copy()
-            finally:
-                if staging.lent:
-                    staging.lent.clear()
+            staging.put_reward(reward)
+            staging.put_ends(terminated, truncated, final_obs)
+            staging.put(obs, action, extras)
+            self._append(staging, finals, lanes)
+            return staging.tickets.copy()
         finally:
-            del inside[me]
+            staging.lent.clear()
 
     def _append(self, staging: VectorStaging, finals: bool, lanes: ArrayLike | None) -> None:
         if self._gate is not None:
