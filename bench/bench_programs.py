@@ -152,8 +152,8 @@ def test_a_wrong_value_of_a_buffer_is_counted(broken: str) -> None:
             found.append((kept[t].obs, action, reward + (broken == "reward" and cut), next_obs, discount))
         return tuple(map(np.array, zip(*found, strict=True)))
 
-    side = hosts.Side(kept.append, lambda: list(range(len(right))), columns)
+    side = hosts.Side(lambda row: partial(kept.append, row), lambda: list(range(len(right))), columns)
     for row in rows:
-        side.add(row)
+        side.add(row)()
     judged = hosts.judge(side, right)
     assert judged["of"] == judged["drawn"] == len(right) and (judged["wrong"] > 5) == bool(broken)

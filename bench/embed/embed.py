@@ -43,11 +43,7 @@ def run(name: str, sources: Path, side: str, seed: str) -> dict[str, Any]:
     printed = subprocess.run([*map(str, command)], env=WITH_MARLCORE, **options).stdout
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"returns": returns_of(printed), "cpu_s": spent, "seconds": time.perf_counter() - begin}
-
-
-def returns_of(printed: str) -> list[float]:
-    return [float(value) for value in RETURN.findall(printed)]
+    return {"returns": [*map(float, RETURN.findall(printed))], "cpu_s": spent, "seconds": time.perf_counter() - begin}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

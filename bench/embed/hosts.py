@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,8 +26,8 @@ from .edits import embed
 from .patches import PATCHES, Patch
 from .plays import play
 
-GAMMA, ROWS, CAPACITY, ROUNDS = 0.99, 2_400, 3_000, 7
-Rows = dict[str, NDArray[Any]]
+GAMMA, ROWS, TIMED, CAPACITY, ROUNDS = 0.99, 2_400, 400, 3_000, 7
+Call = Callable[[], Any]
 
 
 class Row(NamedTuple):
@@ -40,10 +40,10 @@ class Row(NamedTuple):
 
 
 class Side(NamedTuple):
-    """One side's buffer: takes a row, draws a batch, and says what the batch has, rows of the stream by their names."""
+    """One side's buffer: makes the call that adds a row, draws a batch, and says what it has, rows by their names."""
 
-    add: Callable[[Row], object]
-    sample: Callable[[], Any]
+    add: Callable[[Row], Call]
+    sample: Call
     rows: Callable[[Any], tuple[Any, ...]]  # obs, action, reward, next_obs, discount
 
 
@@ -111,9 +111,10 @@ def judge(side: Side, right: dict[bytes, tuple[Any, ...]]) -> dict[str, int]:
 def rainbow(module: Any, ours: bool) -> Side:
     buffer = module.PrioritizedReplayBuffer(CAPACITY, (4, 84, 84), "cpu", 3, GAMMA)
 
-    def add(row: Row) -> None:
+    def add(row: Row) -> Call:
         ends = [np.array([row.terminated]), np.array([row.truncated])][: 1 + ours]
-        buffer.add(row.obs[None], np.array([row.action]), np.array([row.reward]), row.next_obs[None], *ends)
+        step = row.obs[None], np.array([row.action]), np.array([row.reward]), row.next_obs[None]
+        return partial(buffer.add, *step, *ends)
 
     def rows(batch: Any) -> tuple[Any, ...]:
         discounts = batch.discounts if ours else GAMMA**3 * (1 - batch.dones.float())
@@ -129,10 +130,10 @@ def uniform(module: Any, ours: bool) -> Side:
 
     buffer = module.ReplayBuffer(CAPACITY, Box(-9, 9, (4,)), Discrete(2), "cpu", handle_timeout_termination=False)
 
-    def add(row: Row) -> None:
+    def add(row: Row) -> Call:
         last = np.array([row.truncated]) if ours else [{}]
         flags = np.array([row.reward]), np.array([row.terminated]), last
-        buffer.add(row.obs[None], row.next_obs[None], np.array([row.action]), *flags)
+        return partial(buffer.add, row.obs[None], row.next_obs[None], np.array([row.action]), *flags)
 
     def rows(batch: Any) -> tuple[Any, ...]:
         action, discount = batch.actions.reshape(-1), GAMMA * (1 - batch.dones.reshape(-1))
@@ -146,10 +147,11 @@ def tianshou(module: Any, ours: bool) -> Side:
 
     buffer = module.VectorReplayBuffer(CAPACITY, 1)
 
-    def add(row: Row) -> None:
+    def add(row: Row) -> Call:
         parts = {"obs": row.obs, "act": row.action, "rew": row.reward, "obs_next": row.next_obs}
         parts |= {"terminated": row.terminated, "truncated": row.truncated, "done": row.terminated or row.truncated}
-        buffer.add(Batch(**{name: np.asarray(part)[None] for name, part in parts.items()}, info=Batch()), [0])
+        batch = Batch(**{name: np.asarray(part)[None] for name, part in parts.items()}, info=Batch())
+        return partial(buffer.add, batch, [0])
 
     def rows(drawn: Any) -> tuple[Any, ...]:
         batch, _ = drawn
@@ -161,11 +163,11 @@ def tianshou(module: Any, ours: bool) -> Side:
 def lerobot(module: Any, ours: bool) -> Side:
     buffer = module.ReplayBuffer(CAPACITY, "cpu", ["observation.state"], use_drq=False)
 
-    def add(row: Row) -> None:
+    def add(row: Row) -> Call:
         states = ({"observation.state": torch.from_numpy(obs)[None]} for obs in (row.obs, row.next_obs))
         state, next_state = states
         action = torch.tensor([[float(row.action)]])
-        buffer.add(state, action, row.reward, next_state, row.terminated, row.truncated)
+        return partial(buffer.add, state, action, row.reward, next_state, row.terminated, row.truncated)
 
     def rows(batch: Any) -> tuple[Any, ...]:
         states = batch["state"]["observation.state"], batch["next_state"]["observation.state"]
@@ -185,10 +187,14 @@ def pfrl(module: Any, ours: bool) -> Side:
     else:
         buffer = pfrl.replay_buffers.ReplayBuffer(CAPACITY, num_steps=3)
 
-    def add(row: Row) -> None:
-        buffer.append(row.obs, row.action, row.reward, row.next_obs, is_state_terminal=row.terminated)
-        if row.truncated:
+    def add(row: Row) -> Call:
+        append = partial(buffer.append, *row[:4], is_state_terminal=row.terminated)
+
+        def append_last() -> None:
+            append()
             buffer.stop_current_episode()
+
+        return append_last if row.terminated or row.truncated else append
 
     def rows(batch: Any) -> tuple[Any, ...]:
         discount = batch["discount"] * (1 - batch["is_state_terminal"])
@@ -212,7 +218,7 @@ def epymarl(module: Any, ours: bool) -> Side:
     buffer = module.ReplayBuffer(scheme, buffer_size=CAPACITY // 3, max_seq_length=21, **given)
     past: list[Row] = []
 
-    def add(row: Row) -> None:
+    def add(row: Row) -> Call:
         past.append(row)
         if row.terminated or row.truncated:
             batch = EpisodeBatch(scheme, batch_size=1, max_seq_length=21, **given)
@@ -223,8 +229,9 @@ def epymarl(module: Any, ours: bool) -> Side:
             ends = torch.tensor([each.terminated for each in past])[None, :, None].to(torch.uint8)
             steps = {"actions": actions, "reward": torch.tensor([each.reward for each in past])[None, :, None]}
             batch.update({**steps, "terminated": ends}, ts=slice(0, len(past)), mark_filled=False)
-            buffer.insert_episode_batch(batch)
             past.clear()
+            return partial(buffer.insert_episode_batch, batch)
+        return int  # nothing yet
 
     def rows(batch: Any) -> tuple[Any, ...]:
         held = batch["filled"][:, 1:, 0].bool()
@@ -258,12 +265,12 @@ def load(patch: Patch, sources: Path, edited: bool, name: str) -> ModuleType:
     return module
 
 
-def seconds(call: Callable[[], object], times: int) -> float:
+def cost(calls: list[Call]) -> float:
     """Microseconds of CPU time of one call."""
     begin = time.process_time()
-    for _ in range(times):
+    for call in calls:
         call()
-    return (time.process_time() - begin) / times * 1e6
+    return (time.process_time() - begin) / len(calls) * 1e6
 
 
 def compare(name: str, sources: Path) -> dict[str, Any]:
@@ -275,16 +282,13 @@ def compare(name: str, sources: Path) -> dict[str, Any]:
     sides = {kind: make(load(patch, sources, ours, f"{patch.module}_{kind}"), ours) for kind, ours in kinds.items()}
     for side in sides.values():
         for row in rows:
-            side.add(row)
+            side.add(row)()
     right = expected(rows, n)
     found: dict[str, Any] = {"values": {kind: judge(side, right) for kind, side in sides.items()}}
-    for work, times in (("add", 400), ("sample", 100)):
-        calls: dict[str, Callable[[], float]] = {}
-        for kind, side in sides.items():
-            again: Iterator[Row] = iter(rows * (1 + ROUNDS * times // len(rows)))
-            call = side.sample if work == "sample" else lambda side=side, again=again: side.add(next(again))
-            calls[kind] = partial(seconds, call, times)
-        found[work] = {kind: median(taken) for kind, taken in in_turns(calls, ROUNDS).items()}
+    works = {"add": lambda side: [side.add(row) for row in rows[:TIMED]], "sample": lambda side: [side.sample] * 100}
+    for work, calls in works.items():
+        costs = {kind: partial(lambda side, calls: cost(calls(side)), side, calls) for kind, side in sides.items()}
+        found[work] = {kind: median(taken) for kind, taken in in_turns(costs, ROUNDS).items()}
     return found
 
 

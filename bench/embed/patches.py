@@ -79,10 +79,12 @@ UNIFORM = [  # SAC, and the other scripts with a ReplayBuffer
             def __init__(self, buffer_size, observation_space, action_space, device, n_envs=1, **options):
                 spec = mc.TransitionSpec.from_spaces(observation_space, action_space)
                 replay = mc.ReplayBuffer.create(spec, buffer_size, lanes=n_envs)
-                self.writer, self.sampler, self.device = replay.vector_writer(), replay.sampler(32, min_size=1), device
+                self.writers = [replay.writer(lane) for lane in range(n_envs)]
+                self.sampler, self.device = replay.sampler(32, min_size=1), device
 
-            def add(self, obs, next_obs, actions, rewards, terminations, truncations):
-                self.writer.add(obs, actions, rewards, terminations, truncations, final_obs=next_obs)
+            def add(self, obs, next_obs, *steps):
+                for writer, obs, final_obs, *step in zip(self.writers, obs, next_obs, *steps):
+                    writer.add(obs, *step, final_obs if step[2] or step[3] else None)
 
             def sample(self, batch_size):
                 batch = self.sampler.sample(batch_size).torch(self.device)
@@ -165,7 +167,7 @@ PFRL = [
 EPYMARL = [
     Edit(
         r"from components.episode_buffer import ReplayBuffer",
-        recipe("components.episode_buffer", "from functools", r"\Z") + "\n\nReplayBuffer = Episodes\n",
+        recipe("components.episode_buffer", "from types", r"\Z") + "\n\nReplayBuffer = Episodes\n",
     )
 ]
 TIANSHOU = [

@@ -6,6 +6,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ..memory import Inside, one_thread
 from ..spec import Field, rows_of
 from ..transitions import VectorWriter
 from .replays import RowCopy, ViewedReplay, room_for, spec_of
@@ -39,38 +40,42 @@ class LaneArrays:
         self._every = list(range(lanes))
         self._writer: VectorWriter | None = None
         self._copy: RowCopy[Key] | None = None
-        self._unused: dict[int, dict[str, Any]] = {}  # by the number of rows
+        self._inside: Inside = {}
 
     def fill(self, lane: int, leaves: Leaves, count: int, head: int) -> None:
         """Fills an empty lane with the first `count` rows; position `head` is the next one that will be written."""
         for rows in (count, head % count if count else 0):  # a lap, and what the next one has written
             if rows:
                 with self.replay.writer(lane) as writer:
-                    writer.add_batch(**_unused(rows), **{self.names[key]: leaves[key][:rows] for key in leaves})
+                    unused = np.zeros(rows, np.uint8)
+                    named = {self.names[key]: leaves[key][:rows] for key in leaves}
+                    writer.add_batch(unused, unused, np.zeros(rows, np.float32), next_obs=unused, **named)
 
+    @one_thread
     def append(self, leaves: Leaves, lanes: list[int]) -> None:
         """Adds a row, [k, *shape] by key, to each of k lanes. Raises ValueError, TypeError: nothing was added."""
         if self._writer is None:
             self._writer = self.replay.vector_writer()
-        count, names = len(lanes), self.names
-        if count not in self._unused:
-            self._unused[count] = _unused(count)
-        named = {names[key]: array for key, array in leaves.items()}
-        try:
-            self._writer.add(**self._unused[count], lanes=None if lanes == self._every else lanes, **named)
+        writer = self._writer
+        staging = writer._every_lane if lanes == self._every else writer._staging_of(lanes)
+        try:  # the other fields stay zero
+            for key, array in leaves.items():
+                staging.extras[self.names[key]](array)
+            writer._append(staging, False, lanes)
         except (ValueError, TypeError):
             for key, array in leaves.items():
-                rows_of(".".join(key), self.fields[key], array, count)  # raises the error with the caller's name
+                rows_of(".".join(key), self.fields[key], array, len(lanes))  # raises the error with the caller's name
             raise
+        finally:
+            staging.lent.clear()
+
+    def has(self, numbers: Any) -> bool:
+        """Whether these are numbers of rows, int64 [n]; negative ones are large if they are read as unsigned."""
+        alike = numbers.__class__ is np.ndarray and numbers.dtype == np.int64 and numbers.ndim == 1
+        return alike and len(numbers) > 0 and bool(numbers.view(np.uint64).max() < self.replay.capacity)
 
     def at(self, numbers: Array) -> dict[Key, Array]:
         """Copies the rows with these numbers, int [n] from 0 to lanes * size - 1."""
         if self._copy is None or not self._copy.suits(len(numbers)):
             self._copy = RowCopy(self.replay, self._places, room_for(len(numbers)))
         return self._copy.rows(np.ascontiguousarray(numbers, np.int64))
-
-
-def _unused(count: int) -> dict[str, Any]:
-    """Returns values for the fields of rows that hold extras alone."""
-    nothing = np.zeros(count, np.uint8)
-    return {"obs": nothing, "action": nothing, "reward": np.zeros(count, np.float32), "next_obs": nothing}

@@ -10,6 +10,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,12 @@ from ..checks import brief, names_error
 from ..memory import invalidate_after_fork
 from ..spec import Field, rows_of
 from .compressed_ring import CompressedRing
-from .ring import Ints, Ring
+from .ring import Held, Ring
 
 Tensors = Mapping[str, torch.Tensor]
 
 _FLAG, _NUMBER = Field((), "bool"), Field()
-_MOST = 255  # of uint8
+_MOST, _LEVELS, _LARGEST = 255, np.dtype(np.uint8), 3.4e38  # the last is in float32's range
 _OWN = {"reward": _NUMBER, "done": _FLAG, "truncated": _FLAG}  # fields of each row
 
 
@@ -96,7 +97,7 @@ class ReplayBuffer(host.ReplayBuffer):
         fields |= {f"info.{key}": _field_of(value, "float32") for key, value in (complementary_info or {}).items()}
         self.has_complementary_info = complementary_info is not None
         self.complementary_info_keys = [*(complementary_info or ())]
-        self._states = [*state]
+        self._states = dict.fromkeys(state)
         if self.optimize_memory:
             self._ring = CompressedRing(fields, self.capacity, (), [*states], None)
         else:
@@ -143,14 +144,14 @@ class ReplayBuffer(host.ReplayBuffer):
             if self._ring is None:
                 self.allocate(state, action, complementary_info)
             following = state if next_state is None and self.optimize_memory and done else next_state
-            values: dict[str, Any] = {"action": action, "reward": reward, "done": done, "truncated": truncated}
+            row: dict[str, Any] = {"action": action, "reward": reward, "done": done, "truncated": truncated}
             for label, part in (("state", state), ("next_state", following)):
-                if part is None or not part.keys() >= {*self._states}:
+                if part is None or not part.keys() >= self._states.keys():
                     raise names_error(label, self._states, part or ())
-                values |= {f"{label}.{key}": part[key] for key in self._states}
+                row |= {f"{label}.{key}": part[key] for key in self._states}
             info = complementary_info or {}
-            values |= {f"info.{key}": info.get(key, 0.0) for key in self.complementary_info_keys}
-            self._ring.append({name: self._row(name, value) for name, value in values.items()}, 1)
+            row |= {f"info.{key}": info.get(key, 0.0) for key in self.complementary_info_keys}
+            self._ring.append({name: self._row(self._fields[name], name, value) for name, value in row.items()}, 1)
 
     def sample(self, batch_size: int) -> host.BatchTransition:
         """Draws rows as LeRobot does, by torch's generator; returns tensors on the buffer's device.
@@ -158,9 +159,16 @@ class ReplayBuffer(host.ReplayBuffer):
         Raises: RuntimeError: the buffer is empty.
         """
         with self._lock:
-            if not self.size:
+            window = Held(0, 0, 0, 1) if self._ring is None else self._ring.window()
+            if not window.stored:
                 raise RuntimeError("Cannot sample from an empty buffer. Add transitions first.")
-            rows, _ = self._ring.whole(min(batch_size, self.size), self._draw)
+            windows = chain([window], iter(self._ring.window, None))  # one look is enough for a try
+
+            def draw(count: int) -> Any:
+                return next(windows).draw(count, lambda low, high, n: torch.randint(low, high, (n,)).numpy())
+
+            rows, _ = self._ring.whole(min(batch_size, window.stored), draw)
+        rows |= {name: rows[name].astype(np.float32) for name in ("done", "truncated")}
         tensors = {name: self._tensor(name, array, self.device) for name, array in rows.items()}
         batch = {name: {key: tensors[f"{name}.{key}"] for key in self._states} for name in ("state", "next_state")}
         if self.use_drq:
@@ -170,8 +178,8 @@ class ReplayBuffer(host.ReplayBuffer):
             **batch,
             action=tensors["action"],
             reward=tensors["reward"],
-            done=tensors["done"].float(),
-            truncated=tensors["truncated"].float(),
+            done=tensors["done"],
+            truncated=tensors["truncated"],
             complementary_info=info if self.has_complementary_info else None,
         )
 
@@ -185,10 +193,6 @@ class ReplayBuffer(host.ReplayBuffer):
     rewards = property(lambda self: Column(self, "reward"))
     dones = property(lambda self: Column(self, "done"))
     truncateds = property(lambda self: Column(self, "truncated"))
-
-    def _draw(self, count: int) -> Ints:
-        tickets: Ints = self._ring.window().draw(count, lambda low, high, n: torch.randint(low, high, (n,)).numpy())
-        return tickets
 
     def _augment(self, states: list[dict[str, torch.Tensor]]) -> None:
         """Replaces the images of all states by augmented ones, all in one call."""
@@ -204,23 +208,31 @@ class ReplayBuffer(host.ReplayBuffer):
         levels = (self._uint8 and key.startswith(OBS_IMAGE)) or _array(value).dtype == np.uint8
         return _field_of(value, "uint8" if levels else "float32")
 
-    def _row(self, name: str, value: Any) -> NDArray[Any]:
-        field, array = self._fields[name], _array(value)
+    def _row(self, field: Field, name: str, value: Any) -> Any:
+        """Returns what the ring takes for a value: an array [1, *shape], or a number as it is."""
+        dtype, shape = field.dtype, (1, *field.shape)
+        if value.__class__ is bool and dtype == "bool":
+            return value
+        if isinstance(value, float) and dtype == "float32" and shape == (1,) and -_LARGEST < value < _LARGEST:
+            return value
+        array = _array(value)
+        if array.shape == shape and array.dtype == field.numpy:
+            return array
         if field == _FLAG:
             array = array.astype(np.bool_)
-        if self._uint8 and field.dtype == "uint8" and array.dtype.kind == "f":
+        if self._uint8 and dtype == "uint8" and array.dtype.kind == "f":
             levels = np.rint(array * _MOST)
             with np.errstate(invalid="ignore"):
                 given, array = array, levels.astype(np.uint8)
             if (levels != array).any():
                 raise ValueError(f"{name}: expected an image from 0 to 1, got {given.min():.3g} to {given.max():.3g}")
-        if array.shape not in (field.shape, (1, *field.shape)) and not array.size == 1 == math.prod(field.shape):
+        if array.shape not in (field.shape, shape) and not array.size == 1 == math.prod(field.shape):
             raise ValueError(f"{name}: expected {field.describe()}, got shape {array.shape}")
-        return rows_of(name, field, array.reshape(1, *field.shape), 1)
+        return rows_of(name, field, array.reshape(shape), 1)
 
     def _tensor(self, name: str, array: NDArray[Any], device: str = "cpu") -> torch.Tensor:
-        tensor = torch.from_numpy(array).to(device)
-        if array.dtype != np.uint8:
+        tensor = torch.from_numpy(array) if device == "cpu" else torch.from_numpy(array).to(device)
+        if array.dtype != _LEVELS:
             return tensor
         key = name.partition(".")[2]
         return tensor.float().div_(_MOST) if self._uint8 and key.startswith(OBS_IMAGE) else tensor.float()
@@ -259,7 +271,7 @@ class Column:
 
 
 def _array(value: Any) -> NDArray[Any]:
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    return value.numpy(force=True) if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
 def _field_of(value: Any, dtype: str) -> Field:

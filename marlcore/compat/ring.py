@@ -57,8 +57,9 @@ class Held(NamedTuple):
 
         `integers(low, high, n)` draws n integers in [low, high).
         """
-        if self.hi - self.lo == self.stored:
-            return self.tickets(integers(0, self.stored, count))
+        stored = self.stored
+        if self.hi - self.lo == stored:
+            return self.tickets(integers(0, stored, count))
         return integers(self.lo, self.hi, count) if self.lo < self.hi else np.zeros(0, np.int64)
 
 
@@ -181,10 +182,10 @@ class Ring:
         Returns: each field, [*tickets.shape, *shape], and the tickets.
         """
         rows: Rows = {}
-        drawn, missing = np.zeros(0, np.int64), np.arange(groups)
+        missing: Any = slice(None)
         for _ in range(ROUNDS):
-            tickets = draw(len(missing))
-            if len(tickets) < len(missing):
+            tickets = draw(groups)
+            if len(tickets) < groups:
                 time.sleep(NAP_S)
                 continue
             copied, ok = self.gather(tickets.ravel(), *names)
@@ -198,7 +199,8 @@ class Ring:
                     rows[name][missing] = part
             if ok is None:
                 return rows, drawn
-            missing = missing[~ok.reshape(len(tickets), -1).all(axis=1)]
+            missing = np.arange(len(drawn))[missing][~ok.reshape(groups, -1).all(axis=1)]
+            groups = len(missing)
         raise MarlcoreError(f"{self.lane!r}: writers overwrote every draw; use a larger capacity")
 
     def position(self, ticket: int) -> int:

@@ -56,7 +56,17 @@ def rows_setter(label: str, field: Field, view: NDArray[Any], slots: Slots) -> S
                 pass  # `rows_of` says which value
         view[where] = rows_of(label, field, value, rows)
 
-    return put
+    if where is not ... or view.ndim > 1 or dtype.kind not in "biu" or not view.flags.c_contiguous:
+        return put
+    memory: Any = view.data
+
+    def put_numbers(value: Any) -> None:
+        try:  # checks the shape and the dtype in less time than NumPy
+            memory[:] = value
+        except (TypeError, ValueError):
+            put(value)
+
+    return put_numbers
 
 
 def _reward_setter(field: Field, view: NDArray[np.float32], rows: Slots) -> Setter:
@@ -76,7 +86,8 @@ class _Staging:
     """Rows on their way into lanes: small fields are staged in records, large ones are lent to the C core.
 
     `rows` and `finals` are the slots of transitions and of boundary rows in `records`. The first two lines of `ends`,
-    bool [3, m], hold the flags terminated and truncated of the transitions, at the slots `ended`.
+    bool [3, m], hold the flags terminated and truncated of the transitions, at the slots `ended`; `never` is a mask
+    of none.
     """
 
     _vector: NativeVector | None = None  # its next call takes the lent rows
@@ -90,34 +101,31 @@ class _Staging:
 
         self.rows = rows.count
         self.lent: dict[tuple[int, bool], Any] = {}  # for one call; keys: the column, and whether boundary rows
-        self._ends = ends
+        self._ends, self.never = ends, np.zeros(rows.count, np.bool_)
         self.some_ended = False  # as staged
         self.put_reward = _reward_setter(view.spec.reward, rewards_of(view.spec, records), rows)
-        self._put_flags = [
-            rows_setter(name, _FLAG, ends[i], ended) for i, name in enumerate(("terminated", "truncated"))
-        ]
-        self._fields = FieldSetters(view.spec, view.layout, put_of)
+        self._put_terminated = rows_setter("terminated", _FLAG, ends[0], ended)
+        self._put_truncated = rows_setter("truncated", _FLAG, ends[1], ended)
+        fields = FieldSetters(view.spec, view.layout, put_of)
+        self._put_obs, self._put_final, self._put_action = fields.obs, fields.final_obs, fields.action
+        self.extras = fields.extras
 
     def put(self, obs: Any, action: Any, extras: dict[str, Any]) -> None:
         """Checks and stages these fields, each with a leading axis over rows; as `put_reward` and `put_ends` do."""
-        fields = self._fields
-        fields.obs(obs)
-        fields.action(action)
-        if extras or fields.extras:
-            put_all("extras", fields.extras, extras)
+        self._put_obs(obs)
+        self._put_action(action)
+        if extras or self.extras:
+            put_all("extras", self.extras, extras)
 
     def put_ends(self, terminated: Any, truncated: Any, final_obs: Any) -> None:
         some_end = terminated is not None or truncated is not None
         if self.some_ended or some_end:
             self.some_ended = True  # stays set if a check below fails
-            for i, value in enumerate((terminated, truncated)):
-                if value is None:
-                    self._ends[i].fill(False)
-                else:
-                    self._put_flags[i](value)
+            self._put_terminated(self.never if terminated is None else terminated)
+            self._put_truncated(self.never if truncated is None else truncated)
             self.some_ended = some_end
         if final_obs is not None:
-            self._fields.final_obs(final_obs)
+            self._put_final(final_obs)
 
     def _lender(self, place: Place, label: str, final: bool, rows: int) -> Setter:
         # Without a reference to this object, whose memory would wait for the collector of cycles.
@@ -182,14 +190,13 @@ class BatchStaging(_Staging):
 class VectorStaging(_Staging):
     """Rows of different lanes, for `VectorWriter.add`; record 2 i is row i's, record 2 i + 1 its boundary row's.
 
-    `which` holds the index of each row's writer; `left_out` marks rows for which a queue has no room. `never` is a mask
-    of no rows.
+    `which` holds the index of each row's writer; `left_out` marks rows for which a queue has no room.
     """
 
     def __init__(self, native: NativeVector, view: LaneView, records: Bytes) -> None:
         self.records, rows = records, len(records) // 2
         self.which, self.tickets = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-        ends, self.never = np.zeros((3, rows), np.bool_), np.zeros(rows, np.bool_)
+        ends = np.zeros((3, rows), np.bool_)
         self.left_out = ends[2]
         transitions, finals = Slots(rows, slice(0, None, 2)), Slots(rows, slice(1, None, 2))
         self._vector = native

@@ -35,6 +35,8 @@ from .writer_base import Gate, WriterBase
 
 _FLAG = Field((), "bool")
 _REWARD = Field((), "float32")
+_MOST_STAGED = 4096  # rows of all batches whose staging is kept, or those of the last batch
+_NO: Any = np.False_  # the only object of its value
 
 
 @fixed()
@@ -76,7 +78,7 @@ class Writer(WriterBase):
         fields = FieldSetters(view.spec, view.layout, self._setter)
         self._put_obs, self._put_final, self._put_action = fields.obs, fields.final_obs, fields.action
         self._extras = fields.extras
-        self._staging: BatchStaging | None = None
+        self._stagings: dict[int, BatchStaging] = {}  # by the number of rows
         self._spare_rows = int(gate is not None)  # the newest row holds the number of written transitions
         invalidate_after_fork(self)
 
@@ -118,7 +120,8 @@ class Writer(WriterBase):
             if len(inside) > 1:
                 let_in(self)
             flags = 0
-            if terminated is not False or truncated is not False or final_obs is not None:
+            ends = terminated is not False and terminated is not _NO
+            if ends or (truncated is not False and truncated is not _NO) or final_obs is not None:
                 flags = self._ending(terminated, truncated, final_obs)
             self._put_obs(obs)
             self._put_action(action)
@@ -294,11 +297,14 @@ class Writer(WriterBase):
         return put
 
     def _staging_of(self, rows: int, truncated: Any, final_obs: Any) -> BatchStaging:
-        """Returns staging for `rows` rows; without a final_obs, the next equally long batch reuses it."""
+        """Returns staging for `rows` rows; without a final_obs, equally long batches reuse it."""
         if final_obs is None:
-            if self._staging is None or self._staging.rows != rows:
-                self._staging = BatchStaging(self._native, self._view, rows, self._spare_rows)
-            return self._staging
+            kept = self._stagings
+            if rows not in kept:
+                if sum(kept) + rows > _MOST_STAGED:
+                    kept.clear()
+                kept[rows] = BatchStaging(self._native, self._view, rows, self._spare_rows)
+            return kept[rows]
         ended = np.zeros(rows, np.bool_) if truncated is None else rows_of("truncated", _FLAG, truncated, rows)
         if self._view.spec.next_obs or not ended.any():
             raise ValueError("final_obs: expected None unless rows are truncated and the spec stores no next_obs")
