@@ -68,7 +68,9 @@ int mc_lane_pledge_next(const struct mc_lane *lane, uint64_t n) {
     const struct mc_counters *counters = mc_counters_of(lane);
     uint64_t c = mc_load_committed(counters), r = mc_load_reserved(counters), room = mc_load_room(counters);
     uint64_t top = c + n < r ? r : c + n;
-    if (!lane->promised || top >= MC_TICKET_LIMIT || (room && room < c + n))
+    if (!lane->promised || n > lane->capacity || c > r || r - c > lane->capacity)
+        return 0; /* which `mc_lane_peek` refuses */
+    if (top >= MC_TICKET_LIMIT || (room && room < c + n))
         return 0;
     if (top <= mc_lane_limit(lane) && room <= mc_lane_limit(lane))
         return 0;

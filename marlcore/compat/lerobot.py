@@ -211,9 +211,9 @@ class ReplayBuffer(host.ReplayBuffer):
     def _row(self, field: Field, name: str, value: Any) -> Any:
         """Returns what the ring takes for a value: an array [1, *shape], or a number as it is."""
         dtype, shape = field.dtype, (1, *field.shape)
-        if value.__class__ is bool and dtype == "bool":
+        if value.__class__ is bool and name in ("done", "truncated"):
             return value
-        if isinstance(value, float) and dtype == "float32" and shape == (1,) and -_LARGEST < value < _LARGEST:
+        if name == "reward" and isinstance(value, float) and -_LARGEST < value < _LARGEST:
             return value
         array = _array(value)
         if array.shape == shape and array.dtype == field.numpy:

@@ -93,14 +93,16 @@ class _InLanes(host.ReplayBuffer):
         state = vars(part)  # each assignment of an attribute is checked by Tianshou
         index, first, size = state["_insertion_idx"], state["_ep_start_idx"], state["maxsize"]
         start, total, length = lane * size, state["_ep_return"] + reward, state["_ep_len"] + 1
-        state.update(_size=min(state["_size"] + 1, size), _insertion_idx=(index + 1) % size)
+        stored, following = min(state["_size"] + 1, size), (index + 1) % size
         part.last_index[0], self.last_index[lane] = index, start + index
         if part is not self:
-            self._lengths[lane] = state["_size"]
+            self._lengths[lane] = stored
+        counts = {"_ep_return": 0.0, "_ep_len": 0, "_ep_start_idx": following}
+        if not done:
+            counts = {"_ep_return": total, "_ep_len": length}
+        state.update(counts, _size=stored, _insertion_idx=following)  # one call, which no interrupt divides
         if done:
-            state.update(_ep_return=0.0, _ep_len=0, _ep_start_idx=state["_insertion_idx"])
             return start + index, total, length, start + first
-        state.update(_ep_return=total, _ep_len=length)
         return start + index, np.zeros_like(total) if isinstance(total, np.ndarray) else 0.0, 0, start + first
 
     def reset(self, keep_statistics: bool = False) -> None:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from ..memory import (
     claim_reader,
     close_when_alone,
     invalidate_after_fork,
+    let_in,
     one_thread,
     sleep_until,
 )
@@ -157,8 +159,8 @@ class TrajectoryReader(Closing):
 
         One store consumes the batch: the next reader gets the batch of a reader that dies before the store, and a
         batch is lost if its reader dies just after it. If a signal's exception ends the call, the next call returns
-        the batch. Rows taken early, from a full lane whose writer waits, are consumed at once. A durable queue keeps
-        all rows until `commit`.
+        the batch; on Python 3.10, a signal in the call's last instant loses it. Rows taken early, from a full lane
+        whose writer waits, are consumed at once. A durable queue keeps all rows until `commit`.
 
         Args:
             n: transitions or unrolls of this batch; None: batch_size.
@@ -173,12 +175,20 @@ class TrajectoryReader(Closing):
             ClosedError: the reader or its queue was closed. ValueError: n or the timeout is out of range; or rows that
                 were taken early or by an interrupted call, for a batch of another size, await the next batch.
         """
-        batch, begun = self._fill(n, timeout)
-        # CPython handles no signal between the last call and the return.
-        begun.memory, begun.filled, begun.before, begun.first = None, 0, None, begun.first + 1
-        return batch
+        inside, me = self._inside, get_ident()
+        if inside:
+            let_in(self)
+        inside[me] = None
+        try:  # as in `one_thread`, whose last call would come after the batch is forgotten
+            if len(inside) > 1:
+                let_in(self)
+            batch, begun = self._fill(n, timeout)
+            # CPython handles no signal between the last call and the return.
+            begun.memory, begun.filled, begun.before, begun.first = None, 0, None, begun.first + 1
+            return batch
+        finally:
+            del inside[me]
 
-    @one_thread
     def _fill(self, n: int | None, timeout: float | None) -> tuple[Batch, _Begun]:
         """Takes what the next batch lacks, and keeps the batch until `read` returns it."""
         deadline, size, begun = deadline_of(timeout), self._resize(n), self._begun

@@ -56,14 +56,14 @@ def rows_setter(label: str, field: Field, view: NDArray[Any], slots: Slots) -> S
                 pass  # `rows_of` says which value
         view[where] = rows_of(label, field, value, rows)
 
-    if where is not ... or view.ndim > 1 or dtype.kind not in "biu" or not view.flags.c_contiguous:
-        return put
+    if where is not ... or view.ndim > 1 or dtype.kind not in "bi" or not view.flags.c_contiguous:
+        return put  # also for uint8, as which a memoryview takes bytes
     memory: Any = view.data
 
     def put_numbers(value: Any) -> None:
         try:  # checks the shape and the dtype in less time than NumPy
             memory[:] = value
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, BufferError):
             put(value)
 
     return put_numbers

@@ -154,9 +154,10 @@ class Tagged(gymnasium.Wrapper):
 
 @MODES
 def test_a_durable_mixture_draws_on_in_a_resumed_run(
-    tmp_path: Path, large: Path, durable: dict[str, Any], mode: str
+    tmp_path: Path, large: Path, durable: dict[str, Any], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From both parts, with their rows and priorities; its state is in the checkpoint alone."""
+    patch(monkeypatch, "run", Durable=partial(mc.Durable, every_s=0.01))  # a state has the rows below a watermark
     replay = durable | {"mixture": {"main": 0.7, "other": 0.3}}
     train = partial(runs.train, tmp_path, lambda: Tagged(gymnasium.make("CartPole-v1")), FAVOURING, mode=mode)
     first = checkpoint(train(total_steps=600, replay=replay).run_dir)

@@ -234,6 +234,7 @@ def after(looks: int) -> Callable[[], None]:
 def test_a_writer_that_waits_for_nobody_says_so_once(limit, monkeypatch, caplog):
     monkeypatch.setattr("marlcore.memory.waiting.ALONE_S", 0.0)
     monkeypatch.setattr("marlcore.memory.waiting.WAIT_SLICE_S", 0.001)
+    monkeypatch.setattr("marlcore.replay.rate_limiter.BULK_S", 0.0)
     queue = partial(TrajectoryQueue.create, SPEC, 8, max_unread=3 if limit == "max_unread" else None)
     rows = {"limiter": 8, "lane": 8, "max_unread": 3}[limit]
     with make() if limit == "limiter" else queue() as shared, shared.writer() as writer:
