@@ -96,7 +96,7 @@ def ratios(_: str) -> str:
 def peers(first: str) -> str:
     """Of `python -m bench peers`: the rows whose names begin so."""
     shown = {name: row for name, row in load("peers").items() if name.startswith(first)}
-    return peers_table(shown) + "\n" + "\n".join(origins(shown, "date", "machine", "software", "load"))
+    return peers_table(shown) + "\n" + "\n".join(origins(shown, "date", "machine", "software"))
 
 
 def peers_table(rows: Mapping[str, Any]) -> str:
@@ -109,7 +109,8 @@ def peers_table(rows: Mapping[str, Any]) -> str:
             own = [rounded(figures[rate]) for rate in RATES]
             ratios = [rounded(figures[rate] / first[rate]) for rate in RATES]
             cores = f"{figures['processes']}: {', '.join(figures['busy'])}"
-            lines.append([name if figures is first else None, side, *own, ratios, cores])
+            title = f"{name} (load {row['load']})" if figures is first else None
+            lines.append([title, side, *own, ratios, cores])
     return markdown(columns, lines)
 
 

@@ -204,11 +204,12 @@ def main(options: argparse.Namespace) -> None:
         found = in_turns({side: partial(measured, how, *arguments) for side, how in sides.items()}, options.rounds)
         whole = {side: [*filter(None, figures)] for side, figures in found.items()}
         of_sides = {side: merged(figures) for side, figures in whole.items() if figures}
-        say(peers_table({name: {"sides": of_sides}}))
+        row = {**made(before), "sides": of_sides}
+        say(peers_table({name: row}))
         if options.store:
             stored = load(STORED.stem) if STORED.exists() else {}
             others = stored.get(name, {}).get("sides", {}) if options.side else {}
-            write(STORED, {**stored, name: {**made(before), "sides": {**others, **of_sides}}})
+            write(STORED, {**stored, name: {**row, "sides": {**others, **of_sides}}})
 
 
 def merged(rounds: list[dict[str, Any]]) -> dict[str, Any]:
