@@ -3,8 +3,9 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ from marlcore.testing import check_env
 
 from . import machine, processes
 from .__main__ import main
-from .cluster import cluster_peers, cluster_weights
+from .cluster import cluster_weights
 from .costs import planning
 from .embed import hosts
 from .embed.edits import Edit, changed, embed
-from .runs import results, tasks, throughput
+from .peers.setting import Setting
+from .rivals import peers, side
+from .runs import results, tasks
 
 BENCH = Path(__file__).parent
-ROOMS = ["pages", "peers", "core", "runs", "costs", "zoo", "cluster", "embed"]  # from the lowest on
+ROOMS = ["pages", "peers", "core", "runs", "rivals", "costs", "zoo", "cluster", "embed"]  # from the lowest on
 
 
 def test_a_room_is_small_and_imports_only_lower_ones() -> None:
@@ -34,7 +37,7 @@ def test_a_room_is_small_and_imports_only_lower_ones() -> None:
         assert imported.isdisjoint(ROOMS[ROOMS.index(room) :] if room else []), room
 
 
-@pytest.mark.parametrize("program", ["report", "planning", "throughput"])
+@pytest.mark.parametrize("program", ["report", "planning", "peers --sources ."])
 def test_a_busy_machine_is_refused_and_the_load_is_named(program: str, monkeypatch: Any, capsys: Any) -> None:
     """Half a core of load is not busy."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
@@ -42,7 +45,7 @@ def test_a_busy_machine_is_refused_and_the_load_is_named(program: str, monkeypat
     assert machine.busy() == ""
     monkeypatch.setattr(os, "getloadavg", lambda: (7.25, 0.0, 0.0))
     with pytest.raises(SystemExit) as refused:
-        main([program])
+        main(program.split())
     assert refused.value.code == 2
     assert "load: expected at most 0.5 a core, got 7.25 on 2 cores; --anyway measures anyway" in capsys.readouterr().err
 
@@ -72,28 +75,57 @@ def test_both_sides_of_the_ablation_make_the_same_updates() -> None:
 
 
 SIDES = {
-    "acting": ["4 copies", "2 runs of 16 copies"],
-    "vectorized": ["64 copies"],
-    "learners": ["1 while learners train"],
-    "beside": ["a hanging sink", "an evaluator"],
-    "dqn": ["marlcore", "plain loop"],
-    "on_policy": ["marlcore", "marlcore, serial"],
-    "designs": ["marlcore", "pickles in mp.Queue", "shared arrays with mp.Lock"],
+    "PPO on 2 cores": ["marlcore"],
+    "DQN, 0.25 steps on 64 rows, 1 copy": ["marlcore serial", "marlcore on torch"],
+    "treasure_hunt, 3 agents learn by DQN, 0.1 steps, 1 copy": [
+        "pickles in `mp.Queue`",
+        "shared arrays with `mp.Lock`",
+    ],
+    "treasure_hunt, 3 agents act alone, 16 copies": [*peers.BESIDE, *peers.TWICE],
 }
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", SIDES)
-def test_each_side_makes_the_updates_that_its_steps_call_for(name: str) -> None:
-    _, sides, _ = throughput.ROWS[name]
-    rates = throughput.measure({side: sides[side] for side in SIDES[name]}, rounds=1, scale=0.001)
-    assert all(rate > 0 for (rate,) in rates.values())
+@pytest.mark.parametrize(("row", "name"), [(row, name) for row, names in SIDES.items() for name in names])
+def test_a_side_makes_the_updates_that_its_steps_call_for(row: str, name: str) -> None:
+    setting, cores, sides = peers.ROWS[row]
+    found = processes.run_fresh(peers.measure, sides[name], setting, cores, BENCH, 0.5)
+    assert found["steps_per_s"] > 0 and found["steps_per_cpu_s"] > 0 and found["busy"]
 
 
-def test_a_goal_is_judged_by_the_ratio_of_each_round() -> None:
-    rates = {"ours": [3.0, 40.0, 6.0], "theirs": [1.0, 10.0, 3.0]}
-    assert throughput.judged(rates, "ours", 3, "theirs") == "ours / theirs: 3.00, at least 3: reached"
-    assert throughput.judged(rates, "ours", 7) == "ours: 6 steps/s, at least 7: missed"
+def test_a_rate_is_that_between_two_marks() -> None:
+    """Of a side whose updates are too few there is none."""
+    first, last = ([1.0, 10, 0], {}, 7.0), ([3.0, 4010, 1000], {}, 11.0)
+    found = peers.between(first, last, {}, Setting(updates_per_step=0.25))
+    assert (found["steps_per_s"], found["steps_per_cpu_s"]) == (2000.0, 1000.0)
+    with pytest.raises(AssertionError):
+        peers.between(first, last, {}, Setting(updates_per_step=0.5))
+
+
+def test_time_begins_after_the_first_update(monkeypatch: Any, capsys: Any) -> None:
+    now = iter([0.0, 5.0, 6.0, 7.5, 9.0, 20.0])
+    monkeypatch.setattr(side.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(side.sys, "__stdout__", side.sys.stdout)
+    tell = side.Marks(True, 2.0, 10.0)
+    assert [tell(step, step >= 2) for step in range(6)] == [True] * 5 + [False]
+    marks = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert marks == ["marked: [9.0, 4, true]", "marked: [20.0, 5, true]"]
+
+
+BUSY = "import time; end = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+DAEMON = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {BUSY!r}]).pid)"
+
+
+def seconds_of_a_daemon() -> float:
+    peers.adopt()
+    subprocess.run([sys.executable, "-S", "-c", DAEMON], check=True, stdout=subprocess.DEVNULL)
+    os.wait()
+    return peers.spent()[1]
+
+
+def test_a_daemon_is_counted() -> None:
+    """One that outlives the process that started it."""
+    assert processes.run_fresh(seconds_of_a_daemon) > 0.5
 
 
 def test_returns_are_kept_for_the_pages(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
@@ -111,18 +143,6 @@ def test_returns_are_kept_for_the_pages(tmp_path: Path, monkeypatch: Any, capsys
 def test_every_node_gets_the_last_weights() -> None:
     figures = cluster_weights.measure(1, nbytes=100_000, rounds=20, pause_s=0.0)
     assert 1 <= figures["fetched"] <= figures["copied"] + 1 <= 22 and figures["p99_s"] > 0
-
-
-def test_rates_are_those_between_two_moments() -> None:
-    figures = cluster_peers.between((10.0, 7.0, 100, 50, 9.0), (14.0, 9.0, 500, 450, 30.0))
-    assert [*figures.values()] == [100.0, 100.0, 200.0, 200.0, 0.5, 7.0, 30.0]
-
-
-@pytest.mark.long
-def test_our_side_trains_what_it_samples() -> None:
-    work = cluster_peers.Work(512, 512, hidden=16, copies=4)
-    figures = cluster_peers.measure(partial(cluster_peers.train_ours, work), 0.0, 3.0)
-    assert min(figures.values()) > 0
 
 
 def test_an_edit_replaces_its_place_and_takes_its_indentation() -> None:

@@ -12,6 +12,7 @@ from marlcore import ReplayBuffer
 
 from ..peers import cpprb
 from ..peers.ring import LockedRing
+from ..peers.single import LIBRARIES, Library
 from .transitions import FRAME, SCALARS_NBYTES, VECTOR, Fields, fields_of, installed, rows_of, spec_of
 from .work import Row, Scale, Work, memcpy, shared_bytes
 
@@ -87,24 +88,33 @@ def _memcpy(scale: Scale, obs: NDArray[Any], count: int) -> Work:
     return memcpy((ring[at : at + len(rows)], rows) for at in range(0, len(ring), len(rows)))
 
 
-def _cpprb(scale: Scale, obs: NDArray[Any], count: int) -> Work:
-    from cpprb import MPReplayBuffer
-
-    buffer = cpprb.make_buffer(MPReplayBuffer, obs, scale.vectors)
+def _cpprb(scale: Scale, obs: NDArray[Any], count: int, kind: str = "MPReplayBuffer") -> Work:
+    buffer = cpprb.make_buffer(kind, obs, scale.vectors)
     obs_added, action, reward = _many(obs) if count == MANY else (obs, 1, 0.5)
     done = NONE_DONE if count == MANY else False
     add = partial(buffer.add, obs=obs_added, action=action, reward=reward, next_obs=obs_added, done=done)
     return Work(add, lambda _: _check_added(obs, cpprb.fields(buffer.sample(MANY // 2))))
 
 
+def _single(scale: Scale, obs: NDArray[Any], count: int, library: Library) -> Work:
+    adding, sample, fields = library(obs, scale.vectors, count)
+    rows, *others = (*_many(obs), NONE_DONE) if count == MANY else (obs, 1, 0.5, False)
+    add = adding(rows, *others, rows)
+    for _ in range(MANY):
+        add()
+    return Work(add, lambda _: _check_added(obs, fields(sample(MANY // 2))))
+
+
 PLAIN = {"marlcore": _marlcore, "locks": _locks, "memcpy": _memcpy}
-BESIDE_CPPRB = installed({**PLAIN, "cpprb": _cpprb})
+SINGLE = {"cpprb single": partial(_cpprb, kind="ReplayBuffer")}
+SINGLE |= {name: partial(_single, library=library) for name, library in LIBRARIES.items()}
+PEERS = installed({**PLAIN, "cpprb": _cpprb, **SINGLE})
 LANES = {"marlcore": _lanes, "memcpy": _memcpy, "64 writers": partial(_lanes, vector=False), "add_batch": _marlcore}
 LANE_BUDGETS = {"64 writers": 1 / 6, "add_batch": 2.5}
 ROWS = (
-    Row("add, 4 x float32", BESIDE_CPPRB, {"locks": 1 / 2.5, "cpprb": 1 / 45}, (VECTOR, 1)),
+    Row("add, 4 x float32", PEERS, {"locks": 1 / 2.5, "cpprb": 1 / 45}, (VECTOR, 1)),
     Row("add, 84 x 84 uint8", PLAIN, sizes=(FRAME, 1)),
-    Row("add_batch of 64, 4 x float32", BESIDE_CPPRB, {"cpprb": 1 / 6}, (VECTOR, MANY)),
+    Row("add_batch of 64, 4 x float32", PEERS, {"cpprb": 1 / 6}, (VECTOR, MANY)),
     Row("vector add: 64 rows to 64 lanes, 4 x float32", LANES, LANE_BUDGETS, (VECTOR, MANY)),
     Row("vector add: 64 rows to 64 lanes, 84 x 84 uint8", LANES, sizes=(FRAME, MANY)),
 )

@@ -1,14 +1,18 @@
 """The replay's rows that sample: uniformly, and in proportion to priorities, which each batch is given anew.
 
-The locked ring's tree of sums is in Python, in the learner's process. cpprb has a buffer for several processes, and one
-without lock and shared memory for a single process.
+cpprb has a buffer for several processes, and one without lock and shared memory for a single process, as rlox and
+Stable-Baselines3 have. TorchRL's prioritized one needs the package's own extension.
 """
 
+import ctypes
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +23,12 @@ import marlcore as mc
 from marlcore.compat.cpprb import MPPrioritizedReplayBuffer
 
 from ..peers import cpprb
-from ..peers.ring import LockedRing, PrioritizedRing
+from ..peers.ring import LockedRing
+from ..peers.single import LIBRARIES, Library
 from .random_copies import random_copies
 from .transitions import (
     BATCH,
+    CHUNK,
     FRAME,
     SCALARS_NBYTES,
     STACK,
@@ -35,7 +41,7 @@ from .transitions import (
     rows_of,
     spec_of,
 )
-from .work import Row, Scale, Work, memcpy, shared_bytes
+from .work import Open, Row, Scale, Work, memcpy, shared_bytes
 
 # A row of 4 floats as marlcore stores it: from its flags on, its version, reward, action and obs; the next row's obs
 STORED_NBYTES, STORED = 40, ((7, 33), (64, 16))
@@ -59,7 +65,7 @@ def filled_ring(obs: NDArray[Any], rows: int) -> LockedRing:
 
 
 def _buffer(scale: Scale, kind: Any) -> Any:
-    """A full buffer of one of cpprb's classes, or of one with their interface."""
+    """A full buffer of a class with cpprb's interface, or of one of cpprb's by its name."""
     buffer = cpprb.make_buffer(kind, VECTOR, scale.vectors)
     fill(VECTOR, scale.vectors, partial(cpprb.add_batch, buffer))
     return buffer
@@ -98,34 +104,71 @@ def _floor(scale: Scale, obs: NDArray[Any]) -> Work:
     return random_copies(scale.vectors, STORED_NBYTES, STORED, BATCH)
 
 
-def _cpprb(scale: Scale, obs: NDArray[Any]) -> Work:
-    from cpprb import MPReplayBuffer
-
-    buffer = _buffer(scale, MPReplayBuffer)
+def _cpprb(scale: Scale, obs: NDArray[Any], kind: str = "MPReplayBuffer") -> Work:
+    buffer = _buffer(scale, kind)
     return Work(lambda: cpprb.fields(buffer.sample(BATCH)), check_sample(obs))
 
 
-def _torchrl(scale: Scale, obs: NDArray[Any]) -> Work:
-    """TorchRL's replay buffer for several processes, which is given transitions in the form of TorchRL's collectors."""
+def _torchrl_buffer(scale: Scale, **options: Any) -> Any:
+    """TorchRL's buffer for several processes, full of transitions in the form of TorchRL's collectors."""
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # its C++ extension, with its prioritized sampler, does not load beside torch 2.13
+        warnings.simplefilter("ignore")  # of an extension that does not load beside this torch
         from tensordict import TensorDict
-        from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+        from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(scale.vectors), batch_size=BATCH, shared=True)
+    kind = TensorDictPrioritizedReplayBuffer if "alpha" in options else TensorDictReplayBuffer
+    buffer = kind(storage=LazyTensorStorage(scale.vectors), batch_size=BATCH, **options)
 
     def extend(obs: Any, action: Any, reward: Any, done: Any) -> None:
         after = {"observation": obs + 1, "reward": reward, "done": done}
         rows = {"observation": obs, "action": action, "next": {k: torch.from_numpy(v) for k, v in after.items()}}
         buffer.extend(TensorDict({k: v if k == "next" else torch.from_numpy(v) for k, v in rows.items()}, [len(obs)]))
 
-    fill(obs, scale.vectors, extend)
+    fill(VECTOR, scale.vectors, extend)
+    return buffer
+
+
+def _torchrl_fields(batch: Any) -> Fields:
     keys = "observation", "action", ("next", "reward"), ("next", "observation"), ("next", "done")
+    return tuple(batch[key].numpy() for key in keys)
+
+
+def _torchrl(scale: Scale, obs: NDArray[Any]) -> Work:
     check = check_sample(obs)
-    return Work(buffer.sample, lambda batch: check(tuple(batch[key].numpy() for key in keys)))
+    return Work(_torchrl_buffer(scale, shared=True).sample, lambda batch: check(_torchrl_fields(batch)))
+
+
+def _torchrl_prioritized(scale: Scale, _: NDArray[Any]) -> Work:
+    """Its tree of sums, in C++, is of one process."""
+    buffer = _torchrl_buffer(scale, alpha=0.6, beta=0.4)
+
+    def sample() -> Drawn:
+        batch = buffer.sample()
+        return _torchrl_fields(batch), batch["priority_weight"].numpy(), batch["index"].numpy()
+
+    def update(at: NDArray[Any], priorities: NDArray[Any]) -> None:
+        buffer.update_priority(torch.from_numpy(at), torch.from_numpy(priorities).float())
+
+    return _prioritized(sample, update)
+
+
+def torchrls_extension() -> dict[str, Open]:
+    """What needs TorchRL's own extension, where one is built for this torch."""
+    found = find_spec("torchrl")
+    files = Path(str(found.origin)).parent.glob("_torchrl*.so") if found else ()
+    with suppress(OSError):
+        if [ctypes.CDLL(str(file), os.RTLD_NOW) for file in files]:
+            return {"torchrl": _torchrl_prioritized}
+    return {}
+
+
+def _single(scale: Scale, obs: NDArray[Any], library: Library) -> Work:
+    """A buffer of one process: rlox's, or Stable-Baselines3's."""
+    adding, sample, of_batch = library(obs, scale.vectors, CHUNK)
+    fill(obs, scale.vectors, lambda obs, *others: adding(obs, *others, obs + 1)())
+    check = check_sample(obs)
+    return Work(partial(sample, BATCH), lambda batch: check(of_batch(batch)))
 
 
 def _prioritized(sample: Callable[[], Drawn], update: Callable[[NDArray[Any], NDArray[Any]], object]) -> Work:
@@ -164,14 +207,8 @@ def drawing_by_priority(replay: mc.ReplayBuffer) -> Work:
     return _prioritized(sample, sampler.update_priorities)
 
 
-def _locks_prioritized(scale: Scale, obs: NDArray[Any]) -> Work:
-    ring = PrioritizedRing(filled_ring(obs, rows_of(obs, scale)))
-    return _prioritized(partial(ring.sample, BATCH), ring.update)
-
-
 def _of_interface(scale: Scale, obs: NDArray[Any], kind: str | type) -> Work:
-    """By a class with the interface of cpprb's, or one of cpprb's by its name."""
-    buffer = _buffer(scale, getattr(__import__("cpprb"), kind) if isinstance(kind, str) else kind)
+    buffer = _buffer(scale, kind)
 
     def sample() -> Drawn:
         batch = buffer.sample(BATCH)
@@ -180,7 +217,8 @@ def _of_interface(scale: Scale, obs: NDArray[Any], kind: str | type) -> Work:
     return _prioritized(sample, buffer.update_priorities)
 
 
-PLAIN = {"marlcore": by_marlcore, "locks": _locks, "memcpy": _memcpy, "floor": _floor}
+BOUNDS = {"memcpy": _memcpy, "floor": _floor}
+PLAIN = {"marlcore": by_marlcore, "locks": _locks, **BOUNDS}
 CPPRB = {
     "cpprb": partial(_of_interface, kind="MPPrioritizedReplayBuffer"),
     "cpprb single": partial(_of_interface, kind="PrioritizedReplayBuffer"),
@@ -188,8 +226,13 @@ CPPRB = {
 # obs and next_obs in blocks of their own, as marlcore has them without a stack, or in one block, as with a stack
 SEPARATE, SHARED = "marlcore separate", "marlcore shared"
 FRAMES = {**PLAIN, SEPARATE: partial(by_marlcore, layout="separate")}
-UNIFORM = installed({**PLAIN, SHARED: partial(by_marlcore, layout="shared"), "cpprb": _cpprb, "torchrl": _torchrl})
-PRIORITIZED = installed({**PLAIN, "marlcore": _marlcore_prioritized, "locks": _locks_prioritized, **CPPRB})
+SINGLE = {
+    "cpprb single": partial(_cpprb, kind="ReplayBuffer"),
+    **{name: partial(_single, library=of) for name, of in LIBRARIES.items()},
+}
+SHARED_ONES = {SHARED: partial(by_marlcore, layout="shared"), "cpprb": _cpprb, "torchrl": _torchrl}
+UNIFORM = installed({**PLAIN, **SHARED_ONES, **SINGLE})
+PRIORITIZED = installed({"marlcore": _marlcore_prioritized, **BOUNDS, **CPPRB, **torchrls_extension()})
 ALIKE = installed({"marlcore": partial(_of_interface, kind=MPPrioritizedReplayBuffer), **CPPRB})
 OF_PRIORITIZED = {"floor": 8, "cpprb": 1 / 60, "cpprb single": 1 / 7}
 ROWS = (

@@ -30,6 +30,7 @@ SIDES = {  # of `python -m bench gpu`
     "PCIe": "copy of the bytes from or to pinned memory, us",
 }
 REGION = re.compile(r"(<!-- figures: (\w+) ?([\w ]*) -->)(\n?).*?(<!-- end -->)", re.DOTALL)
+RATES = "steps_per_s", "steps_per_cpu_s"  # of a side of `python -m bench peers`
 MEASURES = "rss_mb", "anonymous_mb", "descriptors"  # of a soak's processes
 CALLERS = {"adds": "adder", "samples": "sampler", "publishes": "publisher", "pulls": "subscriber"}  # workers' titles
 
@@ -90,6 +91,27 @@ def ratios(_: str) -> str:
         ]
         parts.append(markdown(["work", *peers], rows) + "\n" + origin(stored))
     return "\n".join(parts)
+
+
+def peers(first: str) -> str:
+    """Of `python -m bench peers`: the rows whose names begin so."""
+    shown = {name: row for name, row in load("peers").items() if name.startswith(first)}
+    return peers_table(shown) + "\n" + "\n".join(origins(shown, "date", "machine", "software"))
+
+
+def peers_table(rows: Mapping[str, Any]) -> str:
+    """A line a side, its rates as such and by those of the row's first side."""
+    columns = "work", "side", "steps/s", "steps per CPU-second", "by the first side's: both", "processes: cores of each"
+    lines = []
+    for name, row in rows.items():
+        first = next(iter(row["sides"].values()), None)
+        for side, figures in row["sides"].items():
+            own = [rounded(figures[rate]) for rate in RATES]
+            ratios = [rounded(figures[rate] / first[rate]) for rate in RATES]
+            cores = f"{figures['processes']}: {', '.join(figures['busy'])}"
+            title = f"{name} (load {row['load']})" if figures is first else None
+            lines.append([title, side, *own, ratios, cores])
+    return markdown(columns, lines)
 
 
 def growth(part: str) -> str:
@@ -238,7 +260,7 @@ def _runs(records: Mapping[str, Any]) -> str:
     return markdown(columns, rows)
 
 
-BY_NAME = embed, table, results, gallery, long, long_origins, ratios, growth, gpu, instructions
+BY_NAME = embed, table, results, gallery, peers, long, long_origins, ratios, growth, gpu, instructions
 SOAKS = {"soak_rates": partial(soak, rates_table), "soak_growth": partial(soak, creep_table)}
 RENDERERS: dict[str, Callable[[str], str]] = {each.__name__: each for each in BY_NAME} | SOAKS
 

@@ -6,7 +6,8 @@ from numpy.typing import NDArray
 
 
 def make_buffer(kind: Any, obs: NDArray[Any], capacity: int) -> Any:
-    """A buffer of the class `kind` for observations like `obs`."""
+    """A buffer of the class `kind`, or of cpprb's class of that name, for observations like `obs`."""
+    kind = getattr(__import__("cpprb"), kind) if isinstance(kind, str) else kind
     field = {"shape": obs.shape, "dtype": obs.dtype.name}
     scalars = {"action": {"dtype": "int64"}, "reward": {"dtype": "float32"}, "done": {"dtype": "bool"}}
     return kind(capacity, {"obs": field, "next_obs": field, **scalars})

@@ -8,7 +8,6 @@ of `python -m bench embed` but LeRobot, with CleanRL's Gymnasium.
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -68,7 +67,14 @@ OF_MARLCORE = tuple(
 )
 OF_BENCHMARL = "benchmarl==1.5.1 torchrl==0.10.1 tensordict==0.10.0 torch==2.13.0 pettingzoo==1.24.3 pygame==2.6.1"
 BENCHMARL = Environment("benchmarl", OF_BENCHMARL)
-SAMPLE_FACTORY = Environment("sample-factory", "sample-factory==2.1.1 gymnasium==0.29.1 numpy==1.26.4")
+SAMPLE_FACTORY = Environment(
+    "sample-factory", "sample-factory==2.1.1 gymnasium==0.29.1 numpy==1.26.4 torch==2.13.0 setuptools<81"
+)
+SB3 = Environment("sb3", "stable-baselines3==2.9.2 torch==2.13.0")
+CLEANRL = Environment("cleanrl", "gymnasium==1.4.0 tyro==1.0.0 torch==2.13.0")
+RLLIB = Environment("rllib", "ray[rllib]==2.60.0 torch==2.13.0", others=OF_MARLCORE)
+RLOX = Environment("rlox", "rlox==1.2.0 gymnasium==1.4.0 torch==2.13.0")
+JAX = Environment("jax", "jaxmarl==0.2.0 gymnax==0.0.9 optax distrax", (3, 11))
 TESTED = "hypothesis pytest-benchmark pytest-xdist"
 SORREL = Environment("sorrel", f"sorrel==1.6.0 {TESTED}", (3, 12), OF_MARLCORE)
 TIANSHOU = Environment("tianshou", f"tianshou==2.0.1 pfrl==0.4.0 {TESTED}", (3, 11), OF_MARLCORE)
@@ -83,14 +89,10 @@ TESTS = {
     TIANSHOU.name: "tests/unit/compat/test_compat_tianshou.py tests/unit/compat/test_recipes.py",
     LEROBOT.name: "--long tests/unit/compat/test_compat_lerobot.py",
 }
-ENVIRONMENTS = {each.name: each for each in (BENCHMARL, SAMPLE_FACTORY, SORREL, TIANSHOU, EMBED, LEROBOT)}
-
-
-def appo_rate() -> float:
-    """Frames a second of Sample Factory's run, as it counts them."""
-    command = [SAMPLE_FACTORY.python, Path(__file__).with_name("sample_factory_cartpole.py")]
-    done = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    return float(re.findall(r"FPS: ([0-9.]+)", done.stdout)[-1])
+ENVIRONMENTS = {
+    each.name: each
+    for each in (BENCHMARL, SAMPLE_FACTORY, SORREL, TIANSHOU, EMBED, LEROBOT, SB3, CLEANRL, RLLIB, RLOX, JAX)
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -1,12 +1,10 @@
-"""The settings that all sides of a comparison get; and DQN as one plain loop, in the manner of CleanRL's dqn.py.
+"""DQN as one plain loop, in the manner of CleanRL's dqn.py.
 
 (Huang et al. 2022, JMLR 23, paper 274.) The loop steps one CartPole, stores the transition without checks, and updates.
 """
 
-import time
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -16,40 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-COPIES = 16  # of the environment
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The settings of DQN or PPO that all libraries get: two hidden layers, one-step returns, Adam."""
-
-    updates_per_step: float = 0.25
-    batch: int = 64
-    epochs: int = 1  # PPO's passes over a batch
-    minibatch: int | None = None  # of PPO; None: the batch
-    hidden: int = 64
-    learning_rate: float = 2.5e-4
-    gamma: float = 0.99
-    warmup: int = 1000
-    capacity: int = 100_000
-    target_updates: int = 500  # between copies of the network to the target
-    epsilon: float = 0.05  # constant
-    tolerance: int = 32  # updates that a learner may be behind `updates_per_step`
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A run: its steps a second after the warm-up, the steps and the updates of all agents."""
-
-    rate: float
-    steps: int
-    updates: int
-
-    def checked_rate(self, setting: Setting, agents: int = 1) -> float:
-        """Raises AssertionError: the run did not make the updates that its steps call for."""
-        due = (self.steps - agents * setting.warmup) * setting.updates_per_step
-        assert abs(self.updates - due) <= 0.02 * due + 2 * agents * setting.tolerance, (self, due)
-        return self.rate
+from .setting import Setting
 
 
 class PlainDQN:
@@ -76,9 +41,10 @@ class PlainDQN:
             self.target.load_state_dict(self.network.state_dict())
 
 
-def mlp(inputs: int, hidden: int, outputs: int) -> nn.Module:
+def mlp(inputs: int, hidden: tuple[int, int], outputs: int) -> nn.Module:
     """Two hidden layers; inputs of any shape."""
-    layers = nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
+    first, second = hidden
+    layers = nn.Linear(inputs, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, outputs)
     return nn.Sequential(nn.Flatten(), *layers)
 
 
@@ -102,7 +68,7 @@ class Ring:
         return [array[at] for array in self._arrays]
 
 
-def train(setting: Setting, steps: int, seed: int = 0, tell: Callable[[int, float], object] | None = None) -> Trained:
+def train(setting: Setting, steps: int, seed: int, tell: Callable[[int, float], object]) -> None:
     """Trains on CartPole; calls `tell` with each episode's last step and return."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -113,10 +79,8 @@ def train(setting: Setting, steps: int, seed: int = 0, tell: Callable[[int, floa
     interval = round(1 / setting.updates_per_step)
     obs, _ = env.reset(seed=seed)
     env.action_space.seed(seed)
-    earned, began = 0.0, time.perf_counter()
+    earned = 0.0
     for step in range(steps):
-        if step == setting.warmup:
-            began = time.perf_counter()
         if generator.random() < setting.epsilon:
             action = env.action_space.sample()
         else:
@@ -126,11 +90,9 @@ def train(setting: Setting, steps: int, seed: int = 0, tell: Callable[[int, floa
         ring.add(obs, action, reward, next_obs, terminated)
         earned += float(reward)
         if terminated or truncated:
-            if tell is not None:
-                tell(step + 1, earned)
+            tell(step + 1, earned)
             next_obs, earned = env.reset()[0], 0.0
         obs = next_obs
         if step >= setting.warmup and step % interval == 0:
             dqn.update(ring.sample(generator, setting.batch))
     env.close()
-    return Trained((steps - setting.warmup) / (time.perf_counter() - began), steps, dqn.updates)

@@ -10,7 +10,7 @@ import numpy as np
 import marlcore as mc
 
 from ..peers import plain_dqn
-from ..peers.plain_dqn import Setting
+from ..peers.setting import Setting
 
 CELLS = 10  # of the corridor
 FIELD, PIXELS = 12, 3  # cells of Catch, and pixels of a cell

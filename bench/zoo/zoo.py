@@ -2,6 +2,8 @@
 
 After a run, its last and its best weights play 100 greedy episodes. A seed that is trained again replaces its stored
 run; a preset whose settings have changed loses its earlier runs. `--page` writes docs/zoo.md without training.
+`--changes '{"tau": 0.005}'` leaves out a preset's settings of the algorithm: it has its defaults, but for these. Such a
+run's score is stored in docs/zoo/defaults.json: 0 is random play, and 1 what RL Zoo reports, or else the zoo's own row.
 """
 
 import argparse
@@ -34,7 +36,7 @@ from ..runs.training import play_both_sides
 from . import page
 
 FIGURES = ROOT / "docs" / "zoo" / "figures.json"
-DEFAULTS = FIGURES.with_name("defaults.json")  # of `python -m bench defaults`
+DEFAULTS = FIGURES.with_name("defaults.json")  # scores by algorithm, changes and preset
 BENCHMARL = FIGURES.with_name("benchmarl.json")  # of `python -m bench teams`
 BINS = 30  # of a stored curve
 FRAMES = 18_000  # of an Atari episode, as Mnih et al. 2015 evaluate: a greedy policy may wait for ever to serve
@@ -104,9 +106,25 @@ def record_of(figures: Mapping[str, Any], preset: str) -> dict[str, Any]:
     return {**of_now, **chance, "runs": {}}
 
 
+def score_of(preset: str, changes: Mapping[str, Any], seed: int, record: Mapping[str, Any]) -> float:
+    run, chance = train_fresh(preset, seed, changes), record["random"]
+    own = page.interquartile_mean([run["last"] for run in record["runs"].values()])
+    return round((run["last"] - chance) / (page.RL_ZOO.get(preset, own)[0] - chance), 3)
+
+
+def compare_with_defaults(preset: str, changes: Mapping[str, Any], seeds: list[int]) -> None:
+    name = ", ".join(f"{key}={value}" for key, value in changes.items()) or "defaults"
+    scores = [score_of(preset, changes, seed, read_figures(FIGURES)[preset]) for seed in seeds]
+    stored, algorithm = read_figures(DEFAULTS), preset.rpartition("-")[2]
+    stored.setdefault(algorithm, {}).setdefault(name, {})[preset] = scores
+    DEFAULTS.write_text(json.dumps(stored, indent=1) + "\n")
+    say(f"{preset} {name} {scores}")
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=preset_names(), metavar="PRESET", help="by default all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--changes", type=json.loads, metavar="JSON", help="of the algorithm's defaults")
     parser.add_argument("--page", action="store_true", help="write docs/zoo.md, and train nothing")
 
 
@@ -116,6 +134,9 @@ def main(options: argparse.Namespace) -> None:
         page.write(figures, read_figures(DEFAULTS), read_figures(BENCHMARL))
         return
     for preset in options.only or preset_names():
+        if options.changes is not None:
+            compare_with_defaults(preset, options.changes, options.seeds)
+            continue
         figures[preset] = record_of(figures, preset)
         for seed in options.seeds:
             run = train_fresh(preset, seed)

@@ -7,7 +7,7 @@ import copy
 import math
 import time
 from collections.abc import Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,9 @@ from torch import nn
 
 from marlcore.envs import TreasureHunt
 
-from .plain_dqn import PlainDQN, Ring, Setting, Trained, columns, mlp
+from ..peers.plain_dqn import PlainDQN, Ring, columns, mlp
+from ..peers.setting import Setting
+from .side import Tell
 
 SYNC = 50  # rounds between copies of the shared models
 NAP_S = 0.001  # of a side that waits for the other
@@ -43,7 +45,7 @@ class Pickles:
             ring.add(*transition)
             while dqn.updates < (ring.added - self.setting.warmup) * self.setting.updates_per_step:
                 dqn.update(ring.sample(generator, self.setting.batch))
-        self.updates.value = dqn.updates
+            self.updates.value = dqn.updates
 
 
 class SharedArrays:
@@ -87,48 +89,42 @@ class SharedArrays:
                 time.sleep(NAP_S)
 
 
-def _train(design: type[Pickles] | type[SharedArrays], setting: Setting, steps: int) -> Trained:
-    context, env = mp.get_context("spawn"), TreasureHunt(agents=3)
+DESIGNS = {"queue": Pickles, "lock": SharedArrays}
+
+
+def train(setting: Setting, tell: Tell, form: str) -> None:
+    context, env = mp.get_context("spawn"), TreasureHunt(agents=setting.agents)
     spaces, actions = env.observation_spaces, env.action_spaces
     models = {
         agent: mlp(math.prod(spaces[agent].shape), setting.hidden, int(actions[agent].n)).share_memory()
         for agent in env.agents
     }
-    sides = {agent: design(context, setting, spaces[agent].shape) for agent in env.agents}
-    ready = context.Barrier(1 + len(env.agents))
-    learners = [context.Process(target=_learn, args=(sides[agent], models[agent], ready)) for agent in env.agents]
+    sides = {agent: DESIGNS[form](context, setting, spaces[agent].shape) for agent in env.agents}
+    learners = [context.Process(target=_learn, args=(sides[agent], models[agent])) for agent in env.agents]
     for process in learners:
         process.start()
-    ready.wait()
-    rate = _act(env, models, setting, steps, {agent: side.add for agent, side in sides.items()})
+    _act(env, models, setting, sides, tell)
     for side, process in zip(sides.values(), learners, strict=True):
         side.finish()
         process.join()
-    return Trained(rate, steps, sum(side.updates.value for side in sides.values()))
 
 
-train_by_pickles, train_by_locks = partial(_train, Pickles), partial(_train, SharedArrays)
-
-
-def _learn(side: Pickles | SharedArrays, model: nn.Module, ready: Any) -> None:
+def _learn(side: Pickles | SharedArrays, model: nn.Module) -> None:
     torch.set_num_threads(1)
-    dqn = PlainDQN(side.setting, 0, 0, model)
-    ready.wait()
-    side.learn(dqn)
+    side.learn(PlainDQN(side.setting, 0, 0, model))
 
 
 def _act(
-    env: TreasureHunt, models: Mapping[str, nn.Module], setting: Setting, steps: int, stores: Mapping[str, Any]
-) -> float:
-    """Steps the environment, and acts with copies of the models; steps a second after the warm-up of each agent."""
+    env: TreasureHunt, models: Mapping[str, nn.Module], setting: Setting, sides: Mapping[str, Any], tell: Tell
+) -> None:
+    """Steps the environment, and acts with copies of the models."""
     torch.set_num_threads(1)
     generator = np.random.default_rng(0)
     local = {agent: copy.deepcopy(model).requires_grad_(False) for agent, model in models.items()}
     earlier: dict[str, tuple[Any, int]] = {}
     env.reset(0)
-    warm = setting.warmup * len(env.agents)
-    taken, began = 0, time.perf_counter()
-    while taken < steps:
+    taken = 0
+    while taken % SYNC or tell(taken, sum(side.updates.value for side in sides.values())):
         agent = env.agent
         if agent is None:
             env.reset()
@@ -136,7 +132,7 @@ def _act(
             continue
         obs, reward, terminated, truncated, _ = env.last()
         if agent in earlier:
-            stores[agent](*earlier.pop(agent), reward, obs, terminated)
+            sides[agent].add(*earlier.pop(agent), reward, obs, terminated)
         if terminated or truncated:
             env.step(None)
             continue
@@ -150,6 +146,3 @@ def _act(
         env.step(action)
         earlier[agent] = obs, action
         taken += 1
-        if taken == warm:
-            began = time.perf_counter()
-    return (steps - warm) / (time.perf_counter() - began)
