@@ -118,7 +118,7 @@ class _InLanes(host.ReplayBuffer):
         _show(self, Batch())
 
     def update(self, buffer: host.ReplayBuffer) -> NDArray[np.int64]:
-        """Adds the rows of another buffer, and returns their indices; it copies all rows of this one."""
+        """Adds another buffer's rows and returns their indices. Each call copies all rows of this buffer."""
         plain = self.to_tianshou()
         indices: NDArray[np.int64] = plain.update(buffer)
         self._become(plain)

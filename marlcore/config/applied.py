@@ -1,4 +1,4 @@
-"""Resets settings that no policy of a run uses to their defaults, with a notice for each.
+"""Sets to their defaults the settings that no policy of a run uses, with a notice for each.
 
 So one configuration serves algorithms of different kinds.
 """

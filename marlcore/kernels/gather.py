@@ -298,7 +298,7 @@ def _take_plain(p, columns, out, rows, first, count):
 
 @inlined
 def _bring(p, first, count):
-    """Brings what the slots [first, count) read of records into the cache, and notes the slots' rows.
+    """Prefetches the parts of records that the slots first to count - 1 will read, and notes the slots' rows.
 
     A processor drops prefetches beyond some twenty at a time. It overlaps look-ups of pages only within some hundreds
     of instructions, which are few rows of the loops that copy: hence the reads in a short loop.

@@ -120,7 +120,7 @@ class Marks:
         return mark if ((whole >= 0) & (whole <= promised) & (promised < TICKETS)).all() else None
 
     def write(self, mark: Mark) -> None:
-        """Writes a mark over the older one. The caller has put the rows on disk, and puts this page there next."""
+        """Overwrites the older mark. The caller must have synced the rows, and must sync the mark's page next."""
         self._places[mark.number % 2][:] = np.frombuffer(mark.raw(), np.uint8)
 
     def publish(self, mark: Mark) -> None:

@@ -151,7 +151,10 @@ class PriorityTree:
         return int(uniform.list_sampleable(self._read_plan.plan, np.zeros((2, most), np.int64)))
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
-        """Does `_Uniform.draw`. Raises ValueError for an actor's bad priority, which then counts as the highest."""
+        """Draws as `_Uniform.draw` does.
+
+        Raises ValueError if an actor stored a bad priority, which from then on counts as the highest.
+        """
         self._catch_up()
         if self._record["bad_ticket"][0] >= 0 and len(rows):
             self._refuse_bad()

@@ -150,7 +150,7 @@ class Histories:
     Attributes:
         obs: the N observations of each of B windows, [B, N, ...].
         state: the recurrent state before the windows, [B, ...] by name.
-        at: the observations' windows and their places there, int64 [M] each.
+        at: for each of the M observations, the number of its window and its place in it: two int64 arrays [M].
     """
 
     obs: Any

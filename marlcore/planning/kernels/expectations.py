@@ -107,7 +107,10 @@ def row_of(rows, state, profile):
 
 @inlined
 def expect(rows, row, flags, values, total):
-    """Writes each goal's expectation to `total` [goals]: of 1 if the successor achieves the goal, else of d * V."""
+    """Writes to `total` [goals] each goal's expectation.
+
+    It is over 1 for a successor that achieves the goal, otherwise over the discounted value of the successor.
+    """
     for goal in range(len(total)):
         total[goal] = 0.0
     for outcome in range(rows.start[row], rows.start[row + 1]):
