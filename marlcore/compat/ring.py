@@ -53,7 +53,7 @@ class Held(NamedTuple):
         return positions
 
     def draw(self, count: int, integers: Callable[[int, int, int], Ints]) -> Ints:
-        """Draws tickets uniformly, int64 [count]; none while every row is being overwritten.
+        """Draws tickets uniformly, int64 [count]; returns none while every row is being overwritten.
 
         `integers(low, high, n)` draws n integers in [low, high).
         """

@@ -245,7 +245,7 @@ class BatchLayout:
         return self._geometry.column_offset(place.column) + place.offset, self._geometry.stride(place.column)
 
     def _frames(self, place: Place) -> tuple[int, ...]:
-        """Adds a block of frames for each slot, which obs views, and next_obs too if the spec does not store it."""
+        """Adds a block of frames for each slot. obs is a view of it; so is next_obs, unless the spec stores it."""
         stack, field, frame = self._stack, place.field, place.field.nbytes
         alone = self.length * stack  # frames of one field's stacks
         near = alone if self._next == SEPARATE else stack - 1 + self.length + (self._next == ONE_MORE)

@@ -201,7 +201,7 @@ class HeldRows:
             staging.records[::2] = self._records[which]
         elif lanes is not None:
             staging.which[:] = writer._indices(lanes)
-        if self.reward.ndim > 1:  # of which the core checks the first number
+        if self.reward.ndim > 1:  # the core checks only a row's first number
             check_finite("reward", self.reward[which])
         try:
             if staging.some_ended or terminated is not None or final_obs is not None:

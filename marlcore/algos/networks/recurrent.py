@@ -186,9 +186,7 @@ def state_fields(hyper: Any, spaces: Spaces, every: int) -> dict[str, Field]:
 def with_state(hyper: Any, extras: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """Adds the recurrent state's fields to a row's extras. Raises ValueError if a name occurs in both."""
     for name in extras.keys() & state.keys():
-        raise ValueError(
-            f"{hyper.owner} cell: expected other names in its state than {name!r}, which rows have already"
-        )
+        raise ValueError(f"{hyper.owner} cell: expected other names in its state than {name!r}, which rows have")
     return {**extras, **state}
 
 

@@ -107,10 +107,7 @@ def row_of(rows, state, profile):
 
 @inlined
 def expect(rows, row, flags, values, total):
-    """Writes to `total` [goals] each goal's expectation.
-
-    It is over 1 for a successor that achieves the goal, otherwise over the discounted value of the successor.
-    """
+    """Writes goals' expectations to `total` [goals]: of 1 if the successor achieves the goal, else of d * V."""
     for goal in range(len(total)):
         total[goal] = 0.0
     for outcome in range(rows.start[row], rows.start[row + 1]):
