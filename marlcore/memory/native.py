@@ -155,7 +155,7 @@ class NativeLanes:
         return inserted if inserted >= 0 else checked(inserted)
 
     def written(self, lane: int) -> int:
-        """Counts the transitions ever written to a lane, without boundary rows; no append may fill a whole lane."""
+        """Counts the transitions ever written to a lane, without boundary rows; needs appends shorter than a lane."""
         return checked(lib.mc_lanes_inserted(self._nth(lane), 1))
 
     def read(self, lane: int, ticket: int, rows: int, dest: NDArray[Any]) -> int:

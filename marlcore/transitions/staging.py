@@ -188,7 +188,7 @@ class BatchStaging(_Staging):
 
 
 class VectorStaging(_Staging):
-    """Rows of different lanes, for `VectorWriter.add`; record 2 i is row i's, record 2 i + 1 its boundary row's.
+    """Rows of different lanes, for `VectorWriter.add`; record 2 i holds row i, record 2 i + 1 its boundary row.
 
     `which` holds the index of each row's writer; `left_out` marks rows for which a queue has no room.
     """

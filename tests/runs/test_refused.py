@@ -251,7 +251,7 @@ OPTIONS = {
     "--replay.capacity 2": "replay.capacity: expected at least 16, so that a lane holds stack + n_step = 1 + 3",
     "--replay.stack 50000": "replay.capacity: expected at least 200012, so that a lane holds stack + n_step",
     "--learner.device cuda:99": "device: expected one of this machine, got 'cuda:99'",
-    "--run-dir /proc/nothing/run": "run_dir: expected a place that can be written",
+    "--run-dir /proc/nothing/run": "run_dir: expected a writable place",
     "--resume nowhere": "resume: expected the directory of a run, got '/",
     "--resume": "resume",
     "--run-dir run": "which holds a run",
