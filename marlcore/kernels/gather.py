@@ -301,7 +301,7 @@ def _bring(p, first, count):
     """Prefetches the parts of records that the slots first to count - 1 will read, and notes the slots' rows.
 
     A processor drops prefetches beyond some twenty at a time. It overlaps look-ups of pages only within some hundreds
-    of instructions, which are few rows of the loops that copy: hence the reads in a short loop.
+    of instructions. The loops that copy run as many for a few rows, so a short loop of its own does the reads.
     """
     lanes, tickets, own, after = int64_at(p.lane), int64_at(p.ticket), int64_at(p.row), int64_at(p.after)
     records, stride = p.records, p.record_stride

@@ -123,8 +123,8 @@ def read(plan, columns, out, first, filled, cursors, tallies):
     crowded lanes deliver. Sets the windows' seams, moves the first of `cursors`, int64 [3, 4, lanes], past the rows
     taken, and writes each lane's ready number, share and lowest ticket to `tallies`, int64 [5, lanes].
 
-    Returns: the numbers of slots now filled; of transitions or unrolls that are filled or ready, at least a batch if
-        there are so many; and, if there are not, of unfinished ones that later rows may complete.
+    Returns: the number of slots now filled; the number of transitions or unrolls that are filled or ready, counted at
+        least up to a batch; and, if that is less than a batch, the number that later rows may complete.
     """
     p, cursor = plan[0], cursors[NEXT]
     find_seams(p)

@@ -25,7 +25,7 @@ class VectorWriter(WriterBase):
     """Appends transitions to several lanes, one a lane in each call; made by `vector_writer` of a replay or queue.
 
     It serves vectorised environments: copy i of the environment writes to lane i. A call costs little more than one
-    `Writer.add`, and about 30 ns for each row of a few floats. Values, checks, errors and the rule for threads are
+    `Writer.add`, plus about 30 ns for each row of a few floats. Values, checks, errors and the rule for threads are
     those of `Writer`.
 
     Attributes:
