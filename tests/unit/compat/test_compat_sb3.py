@@ -434,7 +434,7 @@ def test_subclasses_get_n_step_returns():
         torch.testing.assert_close(getattr(got, name), getattr(expected, name))
     lost = np.setdiff1d(np.arange(25), held)
     assert len(lost) and len(held) > 10
-    with pytest.raises(ValueError, match=f"whose rows are held, .* got {lost[0]}$"):
+    with pytest.raises(ValueError, match=f"positions of held rows, .* got {lost[0]}$"):
         ours._get_samples(lost)
 
 
