@@ -35,9 +35,7 @@ def register(array: NDArray[Any], device: torch.device) -> None:
     with torch.cuda.device(device):  # otherwise CUDA opens device 0, too
         code = int(torch.cuda.cudart().cudaHostRegister(address, array.nbytes, _PORTABLE))  # type: ignore[no-untyped-call]
         if code:
-            log.info(
-                "CUDA refused to register %d bytes (error %d): it copies them through a buffer", array.nbytes, code
-            )
+            log.info("CUDA refused to register %d bytes (error %d): it copies through a buffer", array.nbytes, code)
             # torch raises the refusal at its next kernel: run one here that may fail.
             with contextlib.suppress(RuntimeError):
                 torch.ones(1, device=device)

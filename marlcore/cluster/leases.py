@@ -154,9 +154,7 @@ class Leases(Shared):
 
     def _written(self, seat: int) -> Words:
         if self._claim is None:
-            raise MarlcoreError(
-                f"{self._segment.path}: expected the process that created the leases, got one that attached to them"
-            )
+            raise MarlcoreError(f"{self._segment.path}: expected the process that created the leases, got another one")
         return self._line(seat)
 
 

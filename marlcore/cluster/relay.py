@@ -119,8 +119,8 @@ class Relay(Closing):
             source: the node's replay or queue; its lanes are the seat's first lanes.
             link: the link to the ingest.
             seat, epoch: see `Ingest.open`.
-            flush_seconds: the longest time that a row waits for more rows, at most 60 s; a tenth of it while the
-                waiting rows have at most 90 kB; 0 once they fill half of a lane.
+            flush_seconds: the most seconds, up to 60, that a row waits before it is sent. Rows of at most 90 kB
+                together wait a tenth of it; rows that fill half of a lane, or 16 MiB, are sent at once.
             compress: "lz4" compresses messages, which saves time if observations are frames; None does not compress.
             clock: a monotonic clock in seconds.
 

@@ -108,7 +108,7 @@ class CompressedRing(Ring):
 
 
 class _Overrides(dict[int, NDArray[Any]]):
-    """A field's values that neighbouring rows do not hold; the keys are the rows' places, ticket mod capacity."""
+    """A field's true values where neighbouring rows hold others; the keys are the rows' places, ticket mod capacity."""
 
     def __init__(self, capacity: int) -> None:
         self._has = np.zeros(capacity, np.bool_)  # by place: whether there is a value

@@ -87,7 +87,7 @@ class ReplayBuffer(host.ReplayBuffer):
         return {name: part for name, part in vars(self).items() if name not in ("_lock", "image_augmentation_function")}
 
     def allocate(self, state: Tensors, action: torch.Tensor, complementary_info: Tensors | None = None) -> None:
-        """Takes the memory for rows like this one, which is not added; otherwise the first `add` does.
+        """Takes the memory for rows like this one, but adds none; without this call, the first `add` takes it.
 
         Raises: SharedMemoryFull: no room for the buffer.
         """

@@ -53,7 +53,7 @@ class Held(NamedTuple):
         return positions
 
     def draw(self, count: int, integers: Callable[[int, int, int], Ints]) -> Ints:
-        """Draws tickets uniformly, int64 [count]; none while every row is being overwritten.
+        """Draws tickets uniformly, int64 [count]; returns none while every row is being overwritten.
 
         `integers(low, high, n)` draws n integers in [low, high).
         """
@@ -72,9 +72,9 @@ class Ring:
     Args:
         fields: the fields of a row by name.
         capacity: the number of rows.
-        shared: True: any number of processes append, under a lock that costs two system calls per append. False: only
-            the first process that appends may append, until that process releases or closes the ring, or ends; in that
-            process, `columns` has views of the fields, [capacity + margin, *shape], to read in place.
+        shared: True: any number of processes append, under a lock that costs two system calls per append. False: the
+            first process that appends is the only one, until it releases or closes the ring, or ends; there, `columns`
+            has views of the fields, [capacity + margin, *shape], to read in place.
         margin: rows before the oldest position that stay readable.
         path: an ordinary file for the rows, which stays; None: shared memory.
     """

@@ -341,9 +341,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         tickets = self._tickets[ahead, lanes]
         first = tickets[:, 0]
         if (gone := first < lo[envs]).any():
-            raise ValueError(
-                f"batch_inds: expected positions whose rows are held, as sample() draws, got {ahead[gone, 0][0]}"
-            )
+            raise ValueError(f"batch_inds: expected positions of held rows, as sample() draws, got {ahead[gone, 0][0]}")
         flags, rewards = self.replay.flags(), self.replay.rewards()
         capacity = rewards.shape[1]
         ends = (flags[lanes, tickets % capacity] & (TERMINATED | TRUNCATED)) != 0
@@ -529,9 +527,7 @@ def _fields(obs: Obs) -> Any:
 
 def _field(shape: Any, space: spaces.Space[Any]) -> Field:
     if isinstance(space, spaces.Dict) or space.dtype is None:
-        raise TypeError(
-            f"observation_space: expected a space of arrays (DictReplayBuffer for a Dict of them), got {space}"
-        )
+        raise TypeError(f"observation_space: expected a space of arrays (DictReplayBuffer for a Dict), got {space}")
     return Field(shape, np.dtype(space.dtype).name)
 
 

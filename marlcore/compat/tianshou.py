@@ -28,10 +28,10 @@ _BESIDE = ("info", "policy")  # trees whose arrays may come and go
 
 
 class _InLanes(host.ReplayBuffer):
-    """A buffer of Tianshou whose arrays, those of the first row, are read-only views of lanes."""
+    """A Tianshou buffer whose arrays are read-only views of lanes; the first row determines which arrays there are."""
 
     _rows: LaneArrays | None = None
-    _shown: list[int]  # the ids of what `_meta` has while no host puts other arrays there
+    _shown: list[int]  # the ids of the arrays in `_meta`; others there come from Tianshou's code
     _told = False  # whether the notice of arrays that are left out was given
     _plain: Any  # the class of Tianshou
 
@@ -88,7 +88,7 @@ class _InLanes(host.ReplayBuffer):
         return tuple(map(np.array, zip(*results, strict=True)))
 
     def _count(self, lane: int, reward: Any, done: bool) -> tuple[int, Any, int, int]:
-        """Counts a row as Tianshou does, in an eighth of the time; returns what Tianshou's `add` says of the row."""
+        """Counts a row as Tianshou does, in an eighth of the time; returns the results of Tianshou's `add`."""
         part = _parts_of(self)[lane]
         state = vars(part)  # each assignment of an attribute is checked by Tianshou
         index, first, size = state["_insertion_idx"], state["_ep_start_idx"], state["maxsize"]
@@ -120,7 +120,7 @@ class _InLanes(host.ReplayBuffer):
         _show(self, Batch())
 
     def update(self, buffer: host.ReplayBuffer) -> NDArray[np.int64]:
-        """Adds the rows of another buffer, and returns their indices; it copies all rows of this one."""
+        """Adds another buffer's rows and returns their indices. Each call copies all rows of this buffer."""
         plain = self.to_tianshou()
         indices: NDArray[np.int64] = plain.update(buffer)
         self._become(plain)
@@ -135,7 +135,7 @@ class _InLanes(host.ReplayBuffer):
 
     @classmethod
     def from_tianshou(cls, plain: host.ReplayBuffer) -> Any:
-        """Returns a buffer with the rows, statistics and priorities of one of Tianshou's, which stays as it is.
+        """Returns a buffer with the rows, statistics and priorities of one of Tianshou's, which stays unchanged.
 
         Raises: TypeError: the buffer is of another class, or has arrays of objects outside of info and policy.
         """
@@ -263,7 +263,7 @@ class ReplayBuffer(_InLanes):
 
 class _Manager(_InLanes, host.ReplayBufferManager):
     def sample_indices(self, batch_size: int | None) -> Any:
-        """Draws as Tianshou says, but independently: there, the parts have one seed, and often draw alike."""
+        """Draws as Tianshou does, but independently in each part; Tianshou's parts share a seed and may draw alike."""
         if not batch_size or batch_size < 0 or (self._sample_avail and self.stack_num > 1):
             return super().sample_indices(batch_size)
         ends = self._lengths.cumsum()

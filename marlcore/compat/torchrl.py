@@ -153,7 +153,7 @@ class _LaneStorage(_Storage):
         return TensorDict({key: torch.from_numpy(batch.extras[name]) for name, key in self.keys.items()}, [len(batch)])
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
-        raise TypeError("set: expected add or extend, since rows of lanes do not change")
+        raise TypeError("set: not supported, since stored rows cannot change; use add or extend")
 
     def contains(self, item: Any) -> NoReturn:
         raise TypeError("contains: rows of lanes have no slots")

@@ -1,4 +1,4 @@
-"""Resets settings that no policy of a run uses to their defaults, with a notice for each.
+"""Sets to their defaults the settings that no policy of a run uses, with a notice for each.
 
 So one configuration serves algorithms of different kinds.
 """
@@ -61,9 +61,7 @@ def applied_offline(config: Config) -> Config:
     if config.cluster.address is not None:
         raise ValueError(f"cluster.address: expected None, since {RECORDED}, got {brief(config.cluster.address)}")
     if config.stop.judges and any(part.startswith("episode_") for part in config.stop.metric.split("/")):
-        raise ValueError(
-            f"stop.metric: expected a metric of a run without actors' episodes, got {brief(config.stop.metric)}"
-        )
+        raise ValueError(f"stop.metric: expected a metric of a run without actors, got {brief(config.stop.metric)}")
     names = (*OF_RUN, *OF_ACTING, *OF_EXPLORATION)
     labels = {_label(name, policy, config) for by in BY_POLICY for policy in getattr(config, by) for name in names}
     config = _without(config, dict.fromkeys((*names, *sorted(labels)), RECORDED))
@@ -73,7 +71,7 @@ def applied_offline(config: Config) -> Config:
 
 
 def _run_wide(config: Config) -> dict[str, str]:
-    """Returns the settings of single policies that differ from a setting which all share, each with the reason."""
+    """Returns policies' own settings that differ from a setting which all policies share, each with the reason."""
     return {
         f"{by}.{policy}.{name}": f"all policies have {section}.{name}"
         for by, section in SECTIONS.items()
@@ -100,9 +98,7 @@ def _check_rows(policy: AssignedPolicy, source: ReplaySource, config: Config) ->
         )
     rows = replay.capacity // lanes // spec.state_every * spec.state_every * lanes
     if warmup > rows:
-        raise ValueError(
-            f"learner.warmup: expected at most the {rows} rows that replay.capacity gives a replay, got {warmup}"
-        )
+        raise ValueError(f"learner.warmup: expected at most a replay's {rows} rows (replay.capacity), got {warmup}")
 
 
 def _unused(policy: AssignedPolicy, config: Config) -> dict[str, str]:
@@ -140,7 +136,7 @@ def _label(name: str, policy: str, config: Config) -> str:
 
 
 def _without(config: Config, unused: Mapping[str, str]) -> Config:
-    """Resets unused settings (reasons by dotted name); says of each that was changed why it has no effect."""
+    """Resets unused settings, given with reasons by dotted name; a notice says why each changed one has no effect."""
     default = Config().changed({by: dict.fromkeys(getattr(config, by), kind()) for by, kind in BY_POLICY.items()})
     values: dict[str, Any] = {}
     for name, why in unused.items():

@@ -45,7 +45,6 @@ def crews(config: Config) -> list[Crew]:
 
 
 def actor_names(config: Config) -> list[str]:
-    """Returns the names of this machine's actors."""
     return crews(config)[0].names
 
 

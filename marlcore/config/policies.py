@@ -190,7 +190,10 @@ def _chosen(algorithm: Any) -> Algorithm:
 
 
 def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
-    """Returns the source of a policy's batches, without hindsight for sequences. Raises TypeError for other values."""
+    """Returns where a policy's batches come from; drops hindsight if they are sequences.
+
+    Raises TypeError if the algorithm returns no source.
+    """
     from ..replay import Hindsight, Prioritized  # here, so that settings load without Numba
 
     config = replace(config, ratios={}).of(policy.name)  # `applied` refuses a ratio of None in serial mode

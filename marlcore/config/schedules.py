@@ -76,7 +76,7 @@ else:
 
 
 def check_free(label: str, names: Collection[str], *others: str) -> None:
-    """Raises ValueError if a name is one of `others`, or that of a number which learners always publish."""
+    """Raises ValueError if a name is one of `others`, or the name of a number that learners always publish."""
     if clash := {"stage", *PUBLISHED, *others}.intersection(names):
         raise ValueError(f"{label}: {min(clash)!r} is the name of a number that marlcore publishes itself")
 

@@ -100,7 +100,10 @@ def device_names(label: str, value: Any) -> str | tuple[str, ...]:
 
 
 def sink_names(label: str, names: Any) -> tuple[str, ...]:
-    """Returns the names of sinks. Raises ValueError or TypeError if csv is missing or an item is not a sink's name."""
+    """Returns the names of sinks.
+
+    Raises ValueError or TypeError if csv is missing, a sink is named twice, or an item is not a sink's name.
+    """
     listed = isinstance(names, (tuple, list, Set, Mapping))
     if not listed or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{label}: expected names of sinks, got {brief(names)}")

@@ -151,7 +151,10 @@ def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str]
 
 
 def wrong_values(space: gym.Space, values: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """Marks invalid values [k, ...]; None if all are valid. Ignores Box bounds, which many environments exceed."""
+    """Marks invalid values [k, ...]; None for a space in which every value is valid.
+
+    Ignores Box bounds, which many environments exceed.
+    """
     if values.dtype.kind in "fc":
         wrong: NDArray[np.bool_] = np.isnan(values) if getattr(space, ALLOW_INF, False) else ~np.isfinite(values)
         return wrong

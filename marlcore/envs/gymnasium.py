@@ -136,7 +136,10 @@ def is_registered(id: str) -> bool:
 
 
 def _import_what_registers(id: str) -> None:
-    """Imports the package that registers `id`, if the id tells its name. Raises ImportError if it is not installed."""
+    """Imports the package that registers `id`, if the id tells its name.
+
+    Raises ImportError if a package in PACKAGES is not installed.
+    """
     if ":" in id or id in gymnasium.registry:
         return
     namespace, slash, _ = id.partition("/")

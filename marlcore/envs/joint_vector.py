@@ -36,9 +36,7 @@ class JointVector(AtOnce):
         self._columns = dict(zip(env.agents, map(slice, [0, *ends[:-1]], ends), strict=True))
         self._state = state_field(env)
         if self._state and not hasattr(env, "states"):
-            raise ValueError(
-                f"states: expected a method that returns the states of all copies, got none in {brief(env)}"
-            )
+            raise ValueError(f"states: expected a method that returns all copies' states, got none in {brief(env)}")
         self._field = self._state or Field((ends[-1],), "float32")
         joint = gym.Box(-np.inf, np.inf, self._field.shape, np.float32)
         self.spaces: dict[str, Spaces] = {agent: env.spaces[agent] for agent in env.agents}

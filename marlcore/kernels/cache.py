@@ -35,7 +35,7 @@ def open_directory(machine: str) -> Path | None:
             return prepare(root / f"{sys.implementation.cache_tag}-{machine}-{_digest(PACKAGE)}")
     logging.getLogger("marlcore").warning(
         "kernels cannot be kept on disk, so that each process compiles them again, for some seconds: "
-        "set NUMBA_CACHE_DIR to a directory that can be written, and by this user alone, unlike %s",
+        "set NUMBA_CACHE_DIR to a directory that only this user can write, unlike %s",
         " and ".join(map(str, roots())),
     )
     return None

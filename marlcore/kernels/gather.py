@@ -82,7 +82,7 @@ def _gather_stacks(p, column, to, lane, ticket, rows, age, first, following):
 
 @inlined
 def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
-    """Copies one slot's frames: in blocks of their own, or stack - 1 before the ticket and then one for each row."""
+    """Copies one slot's frames: a stack for each row, or stack - 1 before the ticket and then one for each row."""
     size, successors, first = column.size, int64_at(p.successors), slot * p.length
     to, then = out + column.out + slot * column.step, out + column.next_out + slot * column.next_step
     if column.next >= OWN_STACKS:
@@ -211,7 +211,7 @@ def _prefetch_columns(p, columns, lane, ticket):
 
 @inlined
 def _take_whole(p, columns, out, rows, first, count):
-    """Does `take_chosen` in the general case."""
+    """Implements `take_chosen` in the general case."""
     lanes, tickets, lowest = int64_at(p.lane), int64_at(p.ticket), int64_at(p.lowest)
     filled = first
     for slot in range(first, count):
@@ -227,7 +227,7 @@ def _take_whole(p, columns, out, rows, first, count):
 
 @inlined
 def _take_heads(p, out, rows, first, count):
-    """Writes what the heads of the chosen single transitions say, if these can be drawn; returns the filled slots' end.
+    """Writes the fields in the heads of chosen transitions that can be drawn; returns the end of the filled slots.
 
     Sets these slots' rows and successors.
     """
@@ -279,7 +279,7 @@ def _copy_column(p, column, to, step, own, rows, first, filled):
 
 @inlined
 def _take_plain(p, columns, out, rows, first, count):
-    """Does `take_chosen` for single one-step transitions without a stack or a vector of rewards.
+    """Implements `take_chosen` for single one-step transitions without a stack or a vector of rewards.
 
     Copies field by field, and leaves the lowest tickets unset.
     """
@@ -298,16 +298,16 @@ def _take_plain(p, columns, out, rows, first, count):
 
 @inlined
 def _bring(p, first, count):
-    """Brings what the slots [first, count) read of records into the cache, and notes the slots' rows.
+    """Prefetches the parts of records that the slots first to count - 1 will read, and notes the slots' rows.
 
     A processor drops prefetches beyond some twenty at a time. It overlaps look-ups of pages only within some hundreds
-    of instructions, which are few rows of the loops that copy: hence the reads in a short loop.
+    of instructions. The loops that copy run as many for a few rows, so a short loop of its own does the reads.
     """
     lanes, tickets, own, after = int64_at(p.lane), int64_at(p.ticket), int64_at(p.row), int64_at(p.after)
     records, stride = p.records, p.record_stride
     before, behind = 0 if p.far else (p.stack - 1) * stride, (p.n_step + p.length) * stride
     end = records + p.lanes * p.capacity * stride
-    for slot in range(first, count):  # apart from the next loop, which is to be short
+    for slot in range(first, count):  # a separate loop, since the next one must be short
         own[slot] = row_of(p, lanes[slot], tickets[slot])
     for slot in range(first, min(first + ROWS_AHEAD, count)):
         prefetch_span(records + own[slot] * stride - before, before + behind - 1)

@@ -19,7 +19,7 @@ HINDSIGHT = record("""
 
 @inlined
 def _follows(p, lane, ticket, later):
-    """Returns whether a later row is of the same episode, in which ticket - age is that of the episode's first row."""
+    """Returns whether `later` is in the same episode, all rows of which have the same ticket - age."""
     return age_of(place_of(p, lane, later)) - later == age_of(place_of(p, lane, ticket)) - ticket
 
 

@@ -23,8 +23,8 @@ from .rows import (
 
 # Items of `cursors`: the cursor after the batch, a cursor moved only past rows that no batch can hold, and scratch
 NEXT, SETTLED, PROBE = range(3)
-# Rows of a cursor: the next ticket; the number of transitions below it; of these, the numbers overwritten before they
-# were read, and that no batch can hold
+# Rows of a cursor: the next ticket; the number of transitions below it; how many of these were overwritten before they
+# were read; how many of them no batch can hold
 POSITION, PASSED, DROPPED, SKIPPED = range(4)
 CURSOR_ROWS = 4
 # Rows of `tallies`: rows to avoid at the start of each window; transitions or unrolls that are ready; how many of them
@@ -123,12 +123,12 @@ def read(plan, columns, out, first, filled, cursors, tallies):
     crowded lanes deliver. Sets the windows' seams, moves the first of `cursors`, int64 [3, 4, lanes], past the rows
     taken, and writes each lane's ready number, share and lowest ticket to `tallies`, int64 [5, lanes].
 
-    Returns: the numbers of slots now filled; of transitions or unrolls that are filled or ready, at least a batch if
-        there are so many; and, if there are not, of unfinished ones that later rows may complete.
+    Returns: the number of slots now filled; the number of transitions or unrolls that are filled or ready, counted at
+        least up to a batch; and, if that is less than a batch, the number that later rows may complete.
     """
     p, cursor = plan[0], cursors[NEXT]
     find_seams(p)
-    # Equal shares seldom need more. Only if some lanes have little are the others looked at for a whole batch.
+    # Equal shares are usually enough. If some lanes have too little, look in the others for up to a whole batch.
     most = min(p.batch, 2 * ((p.batch - filled) // p.lanes + 1))
     while True:
         total, pending = filled, 0

@@ -70,7 +70,7 @@ if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a function to a kernel, without Python objects or the GIL and with C's division, cached on disk.
 
-    Kernels are not parallel, since Numba's threads do not survive a fork. They do without Numba's runtime, since no
+    Kernels are not parallel, since Numba's threads do not survive a fork. They do not use Numba's runtime: no
     kernel allocates, and the runtime's locked reference counts took half of a draw's time.
     """
     return Kernel("kernel_of", function)

@@ -146,8 +146,8 @@ def _ticket_of(p, leaf):
 def _choose(p, q, first, count):
     """Chooses a ticket for each of the slots [first, count), from as many equal parts of the mass; returns `count`.
 
-    If no row may be drawn twice, each point is one of the whole mass, and slots whose rows were chosen before are
-    dropped; then returns the end of the others.
+    If no row may be drawn twice, it draws each point from the whole mass, drops slots whose rows were chosen before,
+    and returns the end of the remaining slots.
     """
     tree, offsets = float64_array(q.tree, q.nodes), int64_array(q.offsets, q.levels + 1)
     generator, lanes, tickets = uint64_at(p.generator), int64_at(p.lane), int64_at(p.ticket)

@@ -74,6 +74,6 @@ def draw_listed(plan, columns, out, rows, sampleable, listed):
         first = slot if once else 0
         pick = first + below(uint64_at(p.generator), listed - first)
         int64_at(p.lane)[slot], int64_at(p.ticket)[slot] = sampleable[0, pick], sampleable[1, pick]
-        if once:  # then the first tickets of the list are those that are left over
+        if once:  # then the first tickets of the list are the remaining ones
             sampleable[0, pick], sampleable[1, pick] = sampleable[0, slot], sampleable[1, slot]
     return take_chosen(p, columns, out, rows, NO_ROWS, mark_new(p, NO_ROWS, count) if once else count)

@@ -69,7 +69,7 @@ class File(Closing):
 
 
 def sync_directory(path: Path) -> None:
-    """Waits until the disk has the directory's names. Raises OSError."""
+    """Waits until the directory's entries are on disk. Raises OSError."""
     with File() as directory:
         directory.open(path, os.O_RDONLY | os.O_DIRECTORY)
         os.fsync(directory.fd)

@@ -20,16 +20,16 @@ from .watermark import NEWEST, PROMISED, WATERMARK, Ints, Mark, Marks, boot_id
 
 log = logging.getLogger(__name__)
 
-Kept = Callable[[], tuple[Ints, Ints]]  # returns words of slots, see Mark, and tickets that lanes have room for
+Kept = Callable[[], tuple[Ints, Ints]]  # returns slots' words (see Mark), and the tickets below which lanes have room
 
 _LEAST_AHEAD = 1024  # rows that a lane may grow by at once, before its writer must pledge
 
 
 class Flushing:
-    """Writes the marks of one segment. One process does that at a time, the holder of the file `held`.
+    """Writes the marks of one segment, in the one process that holds the file `held`.
 
-    `kept` returns what marks hold of the slots, and the tickets below which each lane has room, int64 [lanes]. None:
-    the first word of each slot, and no such limit.
+    `kept` returns the words of the slots that a mark records, and the ticket below which each lane has room, int64
+    [lanes]. None: a mark records each slot's first word, and room is unlimited.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Flushing:
             try:
                 self._flush()
             except OSError:
-                self._marks.fail()  # the kernel takes pages whose writing failed once for written
+                self._marks.fail()  # after a failed write, the kernel treats the pages as written
                 raise
 
     def release(self) -> None:
@@ -68,7 +68,10 @@ class Flushing:
         self._held.close()
 
     def _flush(self) -> None:
-        before = self._last or self._adopted()
+        before = self._last
+        if before is None:
+            before = self._marks.newest()
+            self._held.sync()  # the last flusher may have died before its mark was on disk
         mark = self._next(before)
         if mark is not self._last:
             self._held.sync()
@@ -77,15 +80,9 @@ class Flushing:
             self._marks.publish(mark)
             self._last = mark
 
-    def _adopted(self) -> Mark:
-        """Returns the mark that a predecessor left, which may have died before the mark was on disk."""
-        mark = self._marks.newest()
-        self._held.sync()
-        return mark
-
     def _next(self, before: Mark) -> Mark:
         """Returns the mark of what is committed now, or `before` if nothing was added."""
-        # Before the lanes' counters, so that the rows which a cursor has passed are below the watermarks
+        # Read before the lanes' counters, so that all rows below a cursor are also below the watermarks.
         slots, room = (self._kept or self._first_words)()
         lanes = np.zeros_like(before.lanes)
         for lane in range(self._geometry.lanes):
@@ -105,8 +102,9 @@ class Flushing:
     def _promises(self, wanted: Ints, before: Ints) -> Ints:
         """Returns each lane's next promise: the wanted one, but no lower than before if a writer may rely on that.
 
-        A writer knows what it has read of a promise. So a lower one is told first, and if no process then has the
-        right to write to the lane, each later writer reads that. The last one may have been killed inside an append.
+        A living writer may have read the earlier promise. So a lower one is published first; if no process then has the
+        right to write to the lane, every later writer reads the lower one. A writer killed inside an append may have
+        reserved tickets, which the promise must include.
         """
         promises = np.maximum(wanted, before)
         for lane in np.flatnonzero(wanted < before).tolist():

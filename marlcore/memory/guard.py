@@ -1,4 +1,4 @@
-"""Guards objects that serve one thread of one process, against a second thread, and in a forked child."""
+"""Guards objects that serve one thread of one process: against a second thread, and against use in a forked child."""
 
 import os
 import time
@@ -15,9 +15,9 @@ _PAUSE_S = 1e-4
 
 F = TypeVar("F", bound=Callable[..., Any])
 Inside: TypeAlias = dict[int, Callable[[], None] | None]  # the threads in guarded methods; see `one_thread`
-_FORKED = 0  # no thread's id: in `inside`, what makes an object usable that has crossed a fork
+_FORKED = 0  # no thread's id: the key in `inside` of the function that makes an object usable after a fork
 _forkable: weakref.WeakSet[Any] = weakref.WeakSet()
-_forks = 0  # of this process and, before it existed, of those that it was forked from
+_forks = 0  # of this process; a forked child continues its parent's count
 
 
 def one_thread(method: F) -> F:
@@ -27,7 +27,7 @@ def one_thread(method: F) -> F:
     a moment each thread that is being refused. The guard never waits. Each change of the dict is one instruction, and
     CPython handles no signal between that instruction and the `try`, so an exception at any moment leaves no thread
     marked as inside. `Writer.add` inlines this code to save a call. Raises UsedByTwoThreads. In a forked child, the
-    first call does what `at_first_use` was told.
+    first call runs the function that `at_first_use` got.
     """
 
     @wraps(method)
@@ -55,7 +55,7 @@ def close_when_alone(claim: File, inside: Collection[int]) -> None:
 
 
 def let_in(used: Any) -> None:
-    """Makes an object usable that has crossed a fork. Raises UsedByTwoThreads if another thread is inside it."""
+    """Makes an object usable after a fork. Raises UsedByTwoThreads if another thread is inside it."""
     if (attach := used._inside.get(_FORKED)) is not None:
         attach()
         del used._inside[_FORKED]
@@ -67,7 +67,7 @@ def let_in(used: Any) -> None:
 
 
 def at_first_use(inside: Inside, attach: Callable[[], None]) -> None:
-    """In an object's `forked()`: makes its first guarded call in the child run `attach`, again if that raises."""
+    """Makes an object's next guarded call run `attach`, and again if that raises; for the object's `forked()`."""
     inside[_FORKED] = _refuse_torn if inside.keys() - {_FORKED} else attach
 
 
@@ -76,7 +76,7 @@ def _refuse_torn() -> None:
 
 
 def child_number() -> int:
-    """Returns a number by which the forked children of one process differ: their order, counted since its first."""
+    """Returns, in a forked child, a number that none of its siblings has: the number of forks up to its own."""
     return _forks
 
 

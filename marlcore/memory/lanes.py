@@ -7,7 +7,7 @@ an append is held only during the append. In a segment of L lanes, the locked by
 1 + L + lane       one append to a shared lane
 1 + 2 L + slot     a sampler's slot in a replay with a limiter, or (slot 0) a trajectory queue's reader
 1 + 2 L + slots    a process that clears a replay
-2 + 2 L + slots    a durable replay's flusher; behind it, at a distance that the name gives, each sampler that has one
+2 + 2 L + slots    a durable replay's flusher; each named sampler locks a later byte, which its name determines
 """
 
 import time
@@ -45,7 +45,7 @@ class LaneGeometry:
     slots: int = 0  # lines for the readers that writers wait for
     first: int = 0  # the number of lane 0 among all lanes of the segment
     total: int = 0  # lanes of the segment; by default `lanes`
-    kept: int = 1  # the first words of each slot that marks hold, see watermark.py
+    kept: int = 1  # how many first words of each slot a mark records, see watermark.py
 
     def __post_init__(self) -> None:
         if not self.every:
@@ -136,7 +136,7 @@ def claim(segment: Segment, lanes: NativeLanes, *numbers: int, shared: bool = Fa
 
 
 def claim_clearing(segment: Segment, geometry: LaneGeometry) -> File:
-    """Waits for the right to clear the lanes, which one process has at a time, for a moment."""
+    """Waits for the right to clear the lanes; one process at a time holds it, briefly."""
     while (held := segment.lock(slot_lock(geometry.lanes, geometry.slots))) is None:
         check_interruption()
         time.sleep(_PAUSE_S)

@@ -38,8 +38,8 @@ TICKETS = 1 << 62  # more than a lane ever has
 EVERYTHING = 2**32 - 1  # more than any waiter waits for
 
 _WATCH_S = 0.01
-# The last words of a lane's counters line, see struct mc_counters: the lowest ticket that readers may see, after an
-# even and an odd number of clears; and, in the segment's lane 0, this number, whose store completes a clear
+# The last words of a lane's counters line, see struct mc_counters: the lowest ticket that readers may see, in one word
+# after an even and in another after an odd number of clears; and, in lane 0, this number, whose store completes a clear
 FLOORS, _CLEARS = 6, 8
 _LINE_WORDS = LINE // 8
 _LANES_KEPT = 1024  # cached lane structs, so that memory does not grow with the number of lanes
@@ -155,7 +155,7 @@ class NativeLanes:
         return inserted if inserted >= 0 else checked(inserted)
 
     def written(self, lane: int) -> int:
-        """Counts the transitions ever written to a lane, without boundary rows; no append may fill a whole lane."""
+        """Counts the transitions ever written to a lane, without boundary rows; needs appends shorter than a lane."""
         return checked(lib.mc_lanes_inserted(self._nth(lane), 1))
 
     def read(self, lane: int, ticket: int, rows: int, dest: NDArray[Any]) -> int:
@@ -209,8 +209,8 @@ class NativeLanes:
     def clear(self, settle: Callable[[], None] = lambda: None) -> None:
         """Hides the rows of all lanes from every reader; only one process at a time may be inside.
 
-        `settle` puts what was stored on disk, if the segment is durable: the number of clears chooses among floors on
-        several pages, so these come first.
+        If the segment is durable, `settle` syncs all stores so far: the floors, on several pages, must be on disk
+        before the number of clears, which selects among them.
         """
         clears = self._clears.load(0) + 1
         for lane in range(self.count):
@@ -220,7 +220,7 @@ class NativeLanes:
         settle()
 
     def cleared(self) -> int:
-        """Returns the number of clears so far; if it has grown, renews `floors`, which later counters are not below."""
+        """Returns the number of clears so far; if it has grown, renews `floors`, below which no later counter falls."""
         if self._glance[0] != self._cleared:
             cleared = self._clears.load(0)
             self.floors[:] = [self._lines.load(_floor_word(lane, cleared)) for lane in range(self.count)]

@@ -1,4 +1,4 @@
-"""Opens a durable segment: after the machine has stopped, only the rows that are whole on disk are taken over."""
+"""Opens a durable segment: after the machine has stopped, keeps only the rows that are whole on disk."""
 
 import time
 from collections.abc import Callable
@@ -20,17 +20,17 @@ _COMMITTED, _RESERVED, _PLEDGED, _UPHELD = 0, 1, 4, 5  # words of a lane's count
 _FLOORS = slice(FLOORS, FLOORS + 2)
 
 Bytes = NDArray[np.uint8]
-Seal = Callable[[int], int]  # of a row's first word: that of a row of no content that may take its place
+Seal = Callable[[int], int]  # maps a row's first word to that of an empty row, which may take its place
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """What was left of a durable replay or queue when the machine stopped, in rows of all lanes together.
+    """The rows that a durable replay or queue kept and lost when the machine stopped, in all lanes together.
 
     Attributes:
-        rows: rows that it has; each is whole.
-        cut: rows written after the last watermark, as far as the disk knows of them.
-        overwritten: older rows in whose place newer ones may have been written.
+        rows: rows kept; each is whole.
+        cut: rows lost after the last watermark, as far as the disk knows of them.
+        overwritten: older rows lost because newer ones may have been written in their places.
     """
 
     rows: int
@@ -62,18 +62,18 @@ def take_flushing(
 
 
 def _recover(body: Bytes, geometry: LaneGeometry, marks: Marks, mark: Mark, held: File, seal: Seal) -> Recovered:
-    """Restores each lane's counters from the last mark, and then marks this as the present boot's."""
+    """Restores each lane's counters from the last mark, then writes a mark of the present boot."""
     first, end = geometry.counters_offset(0), geometry.counters_offset(geometry.lanes)
     counters = body[first:end].view(np.int64).reshape(-1, LINE // 8)
     whole, promised = mark.lanes[WATERMARK], np.maximum(mark.lanes[PROMISED], counters[:, _PLEDGED])
     known = np.clip(counters[:, _COMMITTED], whole, promised)
-    # A lane whose rows are all in doubt keeps one row without content, for the count of what was ever written.
+    # A lane whose rows are all in doubt keeps one empty row, which holds the count of rows ever written.
     reserved = np.minimum(promised, np.where(whole > 0, whole - 1 + geometry.capacity, 0))
     newest = mark.lanes[NEWEST].copy()
     for lane in np.flatnonzero((reserved < promised) & (whole > 0)).tolist():
         newest[lane] = seal(int(newest[lane]))
         _put_hollow_row(body, geometry, lane, int(whole[lane]) - 1, newest[lane])
-    body[: ROOM_OFFSET + LINE] = 0  # of processes that slept
+    body[: ROOM_OFFSET + LINE] = 0  # announcements of processes that slept
     counters[:, _COMMITTED], counters[:, _RESERVED] = whole, reserved
     # A clear may have reached the disk before its rows.
     counters[:, _FLOORS] = np.minimum(counters[:, _FLOORS], whole[:, None])
@@ -81,7 +81,7 @@ def _recover(body: Bytes, geometry: LaneGeometry, marks: Marks, mark: Mark, held
     slots[:] = 0
     slots[:, : geometry.kept] = mark.slots
     held.sync()
-    # Until the new mark is on disk the pledges stay, which the old mark needs if the machine stops again.
+    # The pledges stay until the new mark is on disk: the old mark needs them if the machine stops again.
     lanes = np.stack([whole, np.where(whole > 0, reserved, geometry.capacity), newest])
     now = Mark(mark.number + 1, boot_id(), lanes, mark.slots)
     marks.write(now)

@@ -223,9 +223,9 @@ class Segment:
             again.close()
 
     def forked(self) -> None:
-        """Releases the segment in a forked child, until its next use if it `attaches_anew`.
+        """Releases the segment in a forked child. Arrays of its bytes stay valid.
 
-        Later uses raise otherwise. Arrays of its bytes stay valid.
+        The next use attaches again if the segment `attaches_anew`; otherwise, it raises.
         """
         if self._closed is not None:
             return

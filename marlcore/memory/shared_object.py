@@ -20,7 +20,7 @@ _SENDERS = re.compile(
 
 
 def described_workers(segment: Segment) -> list[str]:
-    """Returns the workers' names in a segment's description, one a part. Raises ValueError if two are equal."""
+    """Returns the workers' names in a segment's description, one for each part. Raises ValueError if two are equal."""
     names: Any = segment.description["workers"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
         raise ValueError(f"workers: expected distinct names, got {brief(names)}")
@@ -35,12 +35,12 @@ class Shared(Closing):
 
     kind: str
     _attaches_anew = False  # whether forked children may use it: see Segment
-    _keep = ""  # how to keep the content; if given, only pickles for other processes are made, since they lack it
+    _keep = ""  # how to save the content; if given, pickles are only made for other processes, as they lack it
 
     def __init__(self, segment: Segment, *others: object, **options: object) -> None:
         """Wraps a segment. Raises SegmentCorrupt if it holds another kind of object or its description is malformed.
 
-        Raises TypeError, which names the ways to make the object, for what a user would pass.
+        Raises TypeError, which names `create` and `attach`, if a user calls the class instead of these.
         """
         if others or options or not isinstance(segment, Segment):
             name = type(self).__name__

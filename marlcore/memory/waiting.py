@@ -11,12 +11,12 @@ from .native import Event
 log = logging.getLogger(__name__)
 
 WAIT_SLICE_S = 0.1
-ALONE_S = 30.0  # between the looks of a long wait for the other side
+ALONE_S = 30.0  # seconds between checks, in a long wait, whether the other side lives
 
 Check = Callable[[], None]
 
 _interruption: Check | None = None
-_own = threading.local()  # its `check` applies to the waits of one thread alone
+_own = threading.local()  # its `check` applies only to the waits of one thread
 
 
 def interrupt_waits_with(check: Check | None) -> Check | None:
@@ -77,7 +77,7 @@ def sleep_until(
             left = missing()
             if left >= wanted:
                 break
-            # The announcement still has units that came before `prepare`, and as many again may come: announce fewer.
+            # Units that came before `prepare` are still announced, and as many may come by the next: announce fewer.
             wanted = max(1, 2 * left - wanted) if left else 0
         if not wanted:
             return True

@@ -5,7 +5,7 @@ After the lanes, the body of a durable segment has, each from a new page on:
     place 0 | place 1 | words: two of each lane, and one that says whether a write of the file failed
 
 The flusher, one process, writes a mark into the places in turn, and puts it on disk before it writes the next one. So
-one of the two places always holds a whole mark, of which the checksum tells. A mark has three numbers of each lane:
+one of the two places always holds a whole mark, as its checksum shows. A mark has three numbers of each lane:
 
     WATERMARK   rows below this ticket were on disk before the mark was written
     PROMISED    no writer takes a ticket from here on, unless a later mark or its own pledge on disk allows that
@@ -13,7 +13,7 @@ one of the two places always holds a whole mark, of which the checksum tells. A 
 
 and the first words of each slot, such as a queue's cursor. Then the flusher stores each lane's PROMISED and WATERMARK
 in the lane's two `words`. A writer takes a ticket only if it is below the promise there. Where the flusher is late, the
-writer does not wait: it puts a promise of its own, its pledge, on disk (`mc_lane_pledge` in csrc/lane.c). The words
+writer does not wait: it writes its own promise, a pledge, to disk (`mc_lane_pledge` in csrc/lane.c). The words
 have one writer, the flusher; the pledge has one, the lane's. A later mark may promise less only of a lane without a
 living writer.
 
@@ -27,8 +27,8 @@ successor knows what to do with them.
 In a queue, neither a mark nor a pledge promises more tickets than the reader had made room for by then. So H - capacity
 is at most the ticket that the reader had released, and no row from there on is in doubt.
 
-A page that the kernel wrote back counts only as long as the kernel runs. So a mark names the boot of the machine in
-which it was written: in the same boot, the page cache has every row that was committed, whoever was killed.
+The page cache lives as long as the kernel. So a mark names the boot of the machine in which it was written: in the same
+boot, the page cache has every committed row, whichever processes were killed.
 """
 
 import functools
@@ -94,7 +94,7 @@ class Marks:
 
     @staticmethod
     def first(geometry: LaneGeometry) -> tuple[int, NDArray[np.uint8]]:
-        """Returns the offset and the bytes of a new segment's mark: no row is whole, a first lap may be written."""
+        """Returns the offset and the bytes of a new segment's mark: no row is whole, and one lap may be written."""
         lanes = np.zeros((3, geometry.lanes), np.int64)
         lanes[PROMISED] = geometry.capacity
         mark = Mark(0, boot_id(), lanes, np.zeros((geometry.slots, geometry.kept), np.int64))
@@ -120,7 +120,7 @@ class Marks:
         return mark if ((whole >= 0) & (whole <= promised) & (promised < TICKETS)).all() else None
 
     def write(self, mark: Mark) -> None:
-        """Writes a mark over the older one. The caller has put the rows on disk, and puts this page there next."""
+        """Overwrites the older mark. The caller must have synced the rows, and must sync the mark's page next."""
         self._places[mark.number % 2][:] = np.frombuffer(mark.raw(), np.uint8)
 
     def publish(self, mark: Mark) -> None:
@@ -134,7 +134,7 @@ class Marks:
 
     @property
     def failed(self) -> bool:
-        """Whether a write of the file has failed since the machine's start; then no later mark can be believed."""
+        """Whether a write of the file has failed since the machine's start; then no later mark can be trusted."""
         return self._words.load(self._failure) != 0
 
     def fail(self, failed: bool = True) -> None:

@@ -1,7 +1,7 @@
 """Evaluates batches of states in this process and in workers; returns the results in the order of the states.
 
-Workers get states only if evaluating them takes longer than sending them. This process evaluates too, so little work
-starts no workers.
+Workers get states only if evaluating them takes longer than sending them. This process evaluates, too, so no workers
+are started for little work.
 """
 
 import multiprocessing

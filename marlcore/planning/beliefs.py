@@ -27,7 +27,10 @@ def tabulate_belief(
     believed: Believed | None,
     acting: NDArray[np.bool_],
 ) -> Belief:
-    """Tabulates an agent's beliefs by state and own action, where `acting` [states]; uniform if `believed` is None."""
+    """Tabulates an agent's beliefs for each of its actions, in the states that `acting`, bool [states], marks.
+
+    Tabulates uniform beliefs for all states if `believed` is None.
+    """
     graph, actions = tabulate.graph, tabulate.graph.actions
     others = tuple(i for i in range(graph.agents) if i != agent and i not in robots)
     free = _profiles_of(robots, actions)

@@ -1,4 +1,4 @@
-"""Enumerates a world model's states in this process and in workers; the result does not depend on who expands which.
+"""Enumerates a world model's states in this process and in workers; the division of work does not affect the result.
 
 States are numbered in the order of their discovery, breadth first. They are expanded in any order, but expansions are
 merged, and errors raised, in the order of the states' numbers.

@@ -48,8 +48,8 @@ def backward_induction(
                else of e^(-rho D) V(successor), D being the transition's duration
         pi = softmax(beta Q), V = sum of pi(a) Q(a)
 
-    In a state that achieves the goal, the agent takes its first possible action. It never takes an action that is in no
-    possible profile. Results are the same to the last bit for any number of workers.
+    In a state that achieves the goal, the agent takes its first possible action. It never takes an action without
+    possible profiles. Results are the same to the last bit for any number of workers.
 
     Args:
         graph: a graph of `build_graph`, with probabilities.

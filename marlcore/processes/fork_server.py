@@ -88,9 +88,10 @@ class ForkServer:
     @property
     def ready(self) -> bool:
         """Whether the server was started and has finished its imports (or has died)."""
-        if isinstance(self._process, ForkOfThis) or any(channel in self._answered for channel in self._channels[:1]):
+        first = self._channels[:1]  # one snapshot, since another thread may close the server meanwhile
+        if isinstance(self._process, ForkOfThis) or any(channel in self._answered for channel in first):
             return True
-        fds = [channel.fileno() for channel in self._channels[:1]]  # -1 if another thread has just closed the channel
+        fds = [channel.fileno() for channel in first]  # -1 if another thread has just closed the channel
         return any(fd < 0 or readable(0.0, fd) for fd in fds)
 
     @property

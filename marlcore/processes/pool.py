@@ -137,8 +137,8 @@ class Pool(Closing):
         self._deaths[key] += 1
         if self._deaths[key] > RETRIES:
             del self._requests[key]
-            text = f"{ending.traceback}; each of the {RETRIES + 1} processes that got this request ended so"
-            raise WorkerFailed(child.name, "death", text)
+            attempts = f"each of the {RETRIES + 1} processes that got this request ended in the same way"
+            raise WorkerFailed(child.name, "death", f"{ending.traceback}; {attempts}")
 
     def _end(self, child: Child) -> None:
         self._children.end(child)

@@ -78,7 +78,10 @@ class Interrupts:
         self.finishing = True
 
     def deliver(self, folder: str = "") -> None:
-        """Raises KeyboardInterrupt (see `stopped`) or SystemExit(128 + signum) after a signal, or else any `error`."""
+        """After a signal, raises KeyboardInterrupt (see `stopped`) or SystemExit(128 + signum).
+
+        Otherwise raises `self.error`, if set.
+        """
         if self.signum == signal.SIGINT and folder:
             raise stopped(folder)
         if self.signum is not None:

@@ -56,7 +56,7 @@ class Telemetry(Shared):
         return tuple(self._read)
 
     def read_from(self, positions: Sequence[int]) -> None:
-        """Makes `tail` continue at these `positions` of another reader of this telemetry."""
+        """Makes `tail` continue where another reader of this telemetry stopped, at that reader's `positions`."""
         self._read = [int(position) for position in positions]
 
     def tail(self) -> list[Metric]:

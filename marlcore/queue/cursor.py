@@ -12,8 +12,8 @@ Only the reader writes these slots of the segment:
     slot 1 + lane  released  rows below this ticket may be overwritten
                    two halves of position, passed, dropped, skipped: see kernels/inorder.py
 
-Of a durable queue, this is the committed cursor, which `commit` moves; how far the reader has read is known only to the
-reader, and in `passed`. Marks hold the committed cursor.
+In a durable queue, this is the committed cursor: `commit` moves it, and each mark records it. Only the reader, and the
+word `passed`, know how far the reader has read.
 
 The reader writes the next cursor of all lanes into the invalid half; then one store of `turn` makes it valid. So a
 batch is consumed whole or not at all, wherever the reader dies. Only then does the reader release rows.
@@ -92,7 +92,7 @@ class CursorLines:
         return slots, released + self._lane_rows
 
     def room(self, lane: int) -> int:
-        """As the lane's writer, returns the ticket to which it has room, and bounds a durable lane's pledges by it."""
+        """Returns to a lane's writer the ticket below which it has room, and bounds a durable lane's pledges by it."""
         ticket = min(self.released(lane) + self._lane_rows, TICKETS)
         if self._durable:
             self._counters.store(lane * _LINE_WORDS + _ROOM, ticket)
@@ -106,12 +106,12 @@ class CursorLines:
         self._counters.add(lane * _LINE_WORDS + _REFUSED, transitions)
 
     def ask(self, lane: int, rows: int) -> bool:
-        """As the lane's writer, asks for room for `rows` rows, 0 for none; returns whether the request is a new one."""
+        """For the lane's writer, asks for room for `rows` rows; 0 ends the request. Returns whether this is new."""
         if rows == self._last_asked.get(lane):
             return False
         self._counters.store(lane * _LINE_WORDS + _ASKED, rows)
         if rows:
-            self._rows.notify()  # its fence lets no load that follows, such as of LOOKS, pass the store
+            self._rows.notify()  # its fence keeps later loads, such as of LOOKS, behind the store
         self._last_asked[lane] = rows
         return True
 
@@ -179,7 +179,7 @@ class ReadCursor(CursorLines):
 
 
 class CommittedCursor(ReadCursor):
-    """The same of a durable queue: reading moves `now` alone, and `commit` the cursor in shared memory."""
+    """A durable queue's ReadCursor: reading moves only `now`; `commit` moves the cursor in shared memory."""
 
     def move(self, cursor: Ints) -> None:
         self.now[:] = cursor
@@ -189,7 +189,7 @@ class CommittedCursor(ReadCursor):
         """Makes no room: these rows may have to be read again."""
 
     def checked(self, cursor: Ints, lanes: NativeLanes) -> Ints:
-        """Returns a state's cursor without rows that a power cut took. Raises ValueError if it is none to commit."""
+        """Returns a state's cursor without rows that a power cut took. Raises ValueError if it cannot be committed."""
         if not _sane(cursor):
             raise ValueError("state: expected a reader's cursor, got one whose counters contradict one another")
         if not _ascend(self.load()[inorder.POSITION], cursor[inorder.POSITION]):
@@ -205,14 +205,14 @@ class CommittedCursor(ReadCursor):
 
     def commit(self, cursor: Ints, tickets: Ints) -> None:
         """Replaces the shared cursor, with one store, and lets writers overwrite rows below these tickets."""
-        if (behind := self.now[inorder.POSITION] < cursor[inorder.POSITION]).any():  # of what a checkpoint says
+        if (behind := self.now[inorder.POSITION] < cursor[inorder.POSITION]).any():  # of an uncommitted checkpoint
             self.move(np.where(behind, cursor, self.now))
         self._fill_half(cursor)
         self._words.add(TURN, 1)
         super().release(tickets)
 
     def uncommitted(self, cursor: Ints | None = None) -> Ints:
-        """Returns the rows of each lane, up to a cursor or all that were read, that await a commit, int64 [lanes]."""
+        """Counts each lane's rows that await a commit, int64 [lanes]: up to `cursor`, or by default all rows read."""
         rows: Ints = (self.now if cursor is None else cursor)[inorder.POSITION] - self._released
         return rows
 

@@ -97,9 +97,9 @@ class TrajectoryQueue(TransitionLanes):
                 above the number of unread transitions. An add that begins below the limit is completed.
             name, path: as for `ReplayBuffer.create`.
             durable: keeps the file's rows until `reader.commit`, also through SIGKILL of every process, and through
-                power cuts up to a watermark; see docs/reliability.md. Only with "wait". A writer of lanes of
-                less than some thousand rows then waits for the disk about once a commit, with all its lanes together,
-                since it may not promise more than it has room for; one add may have a quarter of a lane's rows.
+                power cuts up to a watermark; see docs/reliability.md. Only with "wait". If lanes have fewer than
+                some thousand rows, a writer then waits for the disk about once per commit, for all its lanes together,
+                since it may not promise more than it has room for. One add may have at most a quarter of a lane's rows.
 
         Raises:
             ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the queue.

@@ -229,10 +229,9 @@ class TrajectoryReader(Closing):
     def commit(self, state: Mapping[str, NDArray[Any]] | None = None) -> None:
         """Consumes a durable queue's rows up to a state: no later reader gets them, and writers have their room.
 
-        A later reader begins behind the last commit. If it was to begin behind a checkpoint whose commit did not come,
-        give it the checkpoint's state before it reads. After a power cut, do so before writers add rows, and save
-        `state_dict` anew in place of the checkpoint's: writers take the tickets of rows that the cut took from the
-        queue, and that the checkpoint knows.
+        A later reader begins after the last commit. If a checkpoint was saved but not committed, commit its state
+        before this reader reads. After a power cut, do so before writers add rows, and replace the checkpoint's state
+        by a new `state_dict`: the old one may count rows that the cut took, whose tickets writers use again.
 
         Args:
             state: a `state_dict` of a reader of this queue; None: everything that was read.

@@ -52,7 +52,10 @@ class KeptCheckpoints:
         return self._load_best().get("acting")
 
     def add(self, state: dict[str, Any], mean: float, best: float | None = None) -> None:
-        """Saves a state as the newest, and as the best if its `mean` return exceeds `best`, by default `self.best`."""
+        """Saves a state as the newest if `keep` > 0.
+
+        Saves it as the best, too, if its `mean` return exceeds `best`, by default `self.best`.
+        """
         state["return"] = mean
         step = int(state["step"])
         if self._keep:

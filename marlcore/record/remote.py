@@ -66,9 +66,7 @@ class RemoteCopy(Closing):
             self._files.makedirs(self._root, exist_ok=True)
             found = self._files.find(self._root) if new else []
         except Exception as error:
-            raise ValueError(
-                f"run_dir: expected a place that can be written, got {address!r} ({brief(error)})"
-            ) from None
+            raise ValueError(f"run_dir: expected a writable place, got {address!r} ({brief(error)})") from None
         if found:
             raise ValueError(f"run_dir: expected a new or empty directory, got {address!r}, which holds files")
         self._path: Path | None = None

@@ -71,7 +71,7 @@ class RunDirectory:
             if error.errno is None:  # raised by a signal handler
                 raise
             raise ValueError(
-                f"run_dir: expected a place that can be written, got {str(path or runs)!r} ({error.strerror})"
+                f"run_dir: expected a writable place, got {str(path or runs)!r} ({error.strerror})"
             ) from error
 
     @classmethod

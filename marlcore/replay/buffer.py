@@ -114,8 +114,8 @@ class ReplayBuffer(TransitionLanes):
 
         Raises:
             SegmentNotFound: the file does not exist. SegmentCorrupt: the file is no save of a replay, or its checksum
-                is wrong. A replay made in a file has none, nor has a save that was used in place: they are taken as
-                they are, without the rows that their writers overwrite meanwhile.
+                is wrong. A replay made in a file has none, nor has a save that was used in place: both are loaded
+                without a check, and without rows that their writers overwrite meanwhile.
             LayoutMismatch: the save has another spec. SharedMemoryFull: no room for the replay.
         """
         with cls.attach(as_path("path", path).resolve(), spec) as saved:
@@ -284,9 +284,9 @@ class ReplayBuffer(TransitionLanes):
                 without stack and sequence, where that costs nothing; otherwise shared.
             replace: whether a batch may have a row twice. False gives batches of different transitions, or sequences,
                 each set of which is equally likely; not with priorities.
-            name: of a durable replay, makes the sampler continue where the last one of this name was: with its
-                generator, batches counted for beta, and priorities as of its close, or, if it was killed or dropped, of
-                at most `every_s` seconds of drawing before.
+            name: for a durable replay: the sampler continues where the last one of this name stopped, with its
+                generator, its count of batches for beta, and its priorities. If that one was killed or dropped, these
+                may be up to `every_s` seconds of drawing older.
 
         Raises:
             ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, a batch
@@ -328,9 +328,9 @@ class ReplayBuffer(TransitionLanes):
             index: integers (n,), such as `batch.index`. The row that a writer added to a lane under a ticket has the
                 index ticket * replay.lanes + lane. Of a Mixture's batch with m replays, the rows that have source k
                 are rows index // m of replays[k].
-            missing: of rows that the replay does not hold whole, with their stacks and next rows. "raise" refuses all;
-                "skip" leaves them out, and `batch.index` says which rows came. Writers may have overwritten a row since
-                its index was given, and the newest row of an unfinished episode has no next row yet.
+            missing: what to do with rows that the replay does not hold whole, with their stacks and next rows: "raise"
+                an error, or "skip" them; `batch.index` lists the rows returned. Writers may have overwritten a row
+                since its index was given, and the newest row of an unfinished episode has no next row yet.
             stack, n_step, gamma, pad, sequence, layout: as for `sampler`.
             lanes: the lanes of the sampler that gave the index, if it was made with `lanes`.
 
@@ -401,13 +401,13 @@ class ReplayBuffer(TransitionLanes):
         return self._mapped.of(self._mapped.geometry.part(lanes))
 
     def clear(self) -> None:
-        """Hides all rows written so far from every process, without waiting for writers, which go on.
+        """Hides all rows written so far from every process; writers continue meanwhile.
 
         Every lane then begins anew: `len` is 0, and no sampler, reader or save sees a row from before the call, nor a
         stack, a sequence or an episode that begins with one. Samplers start anew with their next draw: they forget all
         priorities, and wait for `min_size` transitions again. Batches that a Prefetch holds ready are dropped by its
-        own `clear`. A limiter counts on: rows that were inserted and drawn stay so. Of a durable replay, the call is on
-        disk when it returns.
+        own `clear`. A limiter keeps its counts of rows inserted and drawn. For a durable replay, the change is on disk
+        when the call returns.
 
         Any process may call it; calls of several processes take turns. `Sampler.clear` affects one sampler alone.
 

@@ -9,7 +9,7 @@ of rows that were lost.
 import re
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ _KIND, _OF, _PRIORITIES = "sampler_state", "of", "masses"
 
 
 class KeptState(Closing):
-    """Writes the state of a sampler `rows` now and then, and at `close`; the sampler shares its guard."""
+    """Writes the state of the sampler `rows` at intervals and at `close`; the sampler uses the same guard."""
 
     def __init__(self, name: str, view: LaneView, durability: Durability, rows: RowSampler) -> None:
         """Restores the state that an earlier sampler of this name left.
@@ -42,7 +42,8 @@ class KeptState(Closing):
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"name: expected at most 100 letters, digits, '_', '.' and '-', got {brief(name)}")
-        self._segment, self._path = view.segment, _state_path(durability.path, name)
+        replay = durability.path
+        self._segment, self._path = view.segment, replay.with_name(f"{replay.name}{_AT}{name}{_SUFFIX}")
         self._every_s, self._marks = durability.options.every_s, durability.marks
         self._rows = rows
         self._inside: Inside = {}
@@ -51,9 +52,7 @@ class KeptState(Closing):
         self._due = time.monotonic() + self._every_s
         claim = view.segment.lock(name_lock(view.geometry, name))
         if claim is None:
-            raise LaneBusy(
-                f"{view.segment.path}: the sampler {name!r} is in use, here or elsewhere, until it is closed"
-            )
+            raise LaneBusy(f"{view.segment.path}: the sampler {name!r} is in use, here or elsewhere, until closed")
         self._claim: File = claim
         with ClosedAfterError(claim):
             self._restore()
@@ -68,7 +67,7 @@ class KeptState(Closing):
                 return
             segment.verify()
             state = {name: array.copy() for name, array in arrays_in(segment, 0).items()}
-        if self._rows.prioritized is None and _PRIORITIES in state:  # which this sampler's own state would replace
+        if self._rows.prioritized is None and _PRIORITIES in state:  # the next save would drop them
             got = f"{self._path}: expected a prioritized sampler, as the last one of this name was, got a uniform one"
             raise ValueError(got)
         try:
@@ -96,15 +95,9 @@ class KeptState(Closing):
             if self._thread is not None:
                 self._thread.join()
             self._raise_error()
-            self._write_last()
+            with suppress(UsedByTwoThreads):  # the earlier state stays
+                self._write(self._last_state())
         self._claim.close()
-
-    def _write_last(self) -> None:
-        try:
-            state = self._last_state()
-        except UsedByTwoThreads:  # the state of before holds
-            return
-        self._write(state)
 
     @one_thread
     def _last_state(self) -> State:
@@ -139,7 +132,3 @@ def unlink_states(replay: Path) -> None:
         # Otherwise it belongs to a replay of a longer name.
         if file.name.count(_AT) == replay.name.count(_AT) + 1:
             file.unlink(missing_ok=True)
-
-
-def _state_path(replay: Path, name: str) -> Path:
-    return replay.with_name(f"{replay.name}{_AT}{name}{_SUFFIX}")

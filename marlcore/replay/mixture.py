@@ -158,7 +158,7 @@ class Mixture:
 
     @one_thread
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
-        """Does `Sampler.update_priorities` in each row's own replay; skips rows of replays that are drawn uniformly."""
+        """Calls `Sampler.update_priorities` for each row's replay; skips rows of replays that are drawn uniformly."""
         limit = min(part.limit for part in self._parts)
         indices, priorities = checked_priorities(index, priority, limit)
         indices, source = np.divmod(indices, len(self._parts))
@@ -168,7 +168,7 @@ class Mixture:
 
     @one_thread
     def clear(self) -> None:
-        """Does `Sampler.clear` for every replay."""
+        """Calls `Sampler.clear` for every replay."""
         for part in self._parts:
             part.clear()
 
@@ -178,7 +178,7 @@ class Mixture:
         return bool(self._gates) and all(gate.due for gate, _ in self._gates)
 
     def limit_to(self, share: Share) -> None:
-        """Does `Sampler.limit_to` for every replay, or for none if one of them has no limiter."""
+        """Calls `Sampler.limit_to` for every replay, or for none if one of them has no limiter."""
         limit_all([gate for gate, _ in self._replays.values()], share)
 
     @property
@@ -190,7 +190,7 @@ class Mixture:
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Returns the carried fractions and the samplers' states; a sampler's keys begin with its number and a dot.
 
-        Of a durable replay, the state depends only on rows below the watermark, which the replay has after a power cut.
+        For a durable replay, the state depends only on rows below the watermark, which survive a power cut.
         """
         state: dict[str, NDArray[Any]] = {"owed": self._owed.copy()}
         for i, (part, marks) in enumerate(zip(self._parts, self._marks, strict=True)):
@@ -200,7 +200,7 @@ class Mixture:
 
     @one_thread
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restores the state of a mixture of the same replays or saves of them; see `Sampler.load_state_dict`."""
+        """Restores the state of a mixture of these replays, or of saves of them; see `Sampler.load_state_dict`."""
         count = len(self._parts)
         owed = state_array(state, "owed", (count,), np.float64).copy()
         if not (abs(owed) < count).all() or abs(owed.sum()) > 1e-6:

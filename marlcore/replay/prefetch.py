@@ -68,7 +68,7 @@ class Prefetch(Generic[B], Closing):
             sampler: a Sampler, a Mixture, or any object with the same methods.
             depth: the largest number of ready batches, at least 1.
             device: the device of the batches. For "cpu", a batch is the sampler's Batch. For a GPU, it is a TorchBatch,
-                copied on the second thread's own stream, for whose copies the caller's current stream waits.
+                copied on the second thread's own stream; the caller's current stream waits for the copies.
             pin_memory: matters for "cpu" only. True: a batch is a TorchBatch in pinned memory, so that the caller's own
                 copies to a GPU, `tensor.to(device, non_blocking=True)`, overlap with CPU work.
 

@@ -36,7 +36,7 @@ class Prioritized(Declared):
         beta: from 0 to 1, at the first batch; assigning to a sampler's `beta`, or `sample(beta=...)`, replaces it.
         epsilon: at least 0; added to each priority.
         beta_steps: batches over which beta rises linearly to 1; None keeps it constant.
-        beta_inserts: instead of beta_steps, environment steps: transitions ever written to the sampler's lanes.
+        beta_inserts: the same in environment steps, instead of batches: transitions written to the sampler's lanes.
         initial: name of an extra, a float32 scalar, in which actors store each transition's first priority;
             NaN means the highest priority so far.
     """
@@ -151,7 +151,10 @@ class PriorityTree:
         return int(uniform.list_sampleable(self._read_plan.plan, np.zeros((2, most), np.int64)))
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
-        """Does `_Uniform.draw`. Raises ValueError for an actor's bad priority, which then counts as the highest."""
+        """Draws as `_Uniform.draw` does.
+
+        Raises ValueError if an actor stored a bad priority, which from then on counts as the highest.
+        """
         self._catch_up()
         if self._record["bad_ticket"][0] >= 0 and len(rows):
             self._refuse_bad()
@@ -159,7 +162,7 @@ class PriorityTree:
         return kernels.draw(d.plan, d.columns, memory.address, rows, self._record), 0
 
     def weigh(self, memory: BatchMemory, rows: NDArray[np.int64], beta: float | None = None) -> None:
-        """Computes the importance weights of a batch's rows, and advances beta, which an argument replaces."""
+        """Computes the importance weights of a batch's rows, by the argument `beta` if given; then advances beta."""
         beta = self.beta if beta is None else beta
         kernels.weigh(self._read_plan.plan, memory.address, rows, self._record, beta)
         self.batches += 1
@@ -201,14 +204,14 @@ class PriorityTree:
         }
 
     def forget(self, state: dict[str, NDArray[Any]], tickets: NDArray[np.int64]) -> None:
-        """Removes from a state, of each lane, the rows from the lane's entry of `tickets` on, int64 [lanes]."""
+        """Removes from a state, in each lane, the rows at or above the lane's ticket in `tickets`, int64 [lanes]."""
         reach = np.minimum(state["reach"], tickets, out=state["reach"])
         behind = self._behind(reach)
         for name in ("masses", "marks"):
             state[name].reshape(behind.shape)[behind] = 0
 
     def _behind(self, reach: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Marks the leaves, bool [lanes, rows], of no ticket in [floor, caught), the rows of `reach`."""
+        """Marks the leaves, bool [lanes, rows], of no ticket in [floor, caught); `reach` holds floor and caught."""
         floor, caught = reach[:, :, None]
         per_lane = self._leaves // self._lane_count
         behind: NDArray[np.bool_] = (np.arange(per_lane) - floor) % per_lane >= caught - floor

@@ -199,7 +199,7 @@ class SampleGate(_Side):
         self._batch, self.most = batch, limiter.tolerance + self._lead - limiter.samples_per_insert
         super().__init__(view, limiter)
         self._check(batch)
-        self._weight = 1.0  # as how many rows a drawn row counts
+        self._weight = 1.0  # how many rows a drawn row costs
         self._rest = 0.0  # the part of a row that is not yet counted
         self._share: Callable[[float], float] | None = None  # the share, if it is a function
         self._priced = (-1, 0)  # the rows drawn before, and those of the batch, for which `_share` last set `_weight`
@@ -243,7 +243,7 @@ class SampleGate(_Side):
         return rows * weight
 
     def _price(self, rows: int) -> float:
-        """Returns as how many rows a batch counts: by the shares of the inserts that make it due, if these differ."""
+        """Returns how many rows a batch costs, by the shares of the inserts that make it due; see `limit_to`."""
         if rows > self._batch:
             self._check(rows)
         if self._share is None or (priced := (self._sampled(), rows)) == self._priced:

@@ -24,7 +24,7 @@ class RowReader:
         self._view, self._plan = view, ReadPlan(view, window, 1)
 
     def read(self, index: Ints) -> Batch:
-        """Returns those that the replay holds, in the order of `index`, int64 [n]."""
+        """Returns the rows `index`, int64 [n], that the replay holds, in this order."""
         self._view.segment.check_open()
         d = self._plan
         d.resize(_room(len(index)))
@@ -50,7 +50,7 @@ class RowReader:
 
 
 def read_rows(view: LaneView, window: Window, index: Any, missing: str, kept: dict[Any, RowReader]) -> Batch:
-    """Does `ReplayBuffer.read`; `kept` has the reader of the last one, which takes longer to make than to use."""
+    """Implements `ReplayBuffer.read`; `kept` has the last reader, since making one takes longer than using it."""
     if missing not in ("raise", "skip"):
         raise ValueError(f"missing: expected 'raise' or 'skip', got {missing!r}")
     window.check(view.spec, view.geometry.capacity)
@@ -72,7 +72,7 @@ def read_rows(view: LaneView, window: Window, index: Any, missing: str, kept: di
 
 
 def read_episodes(view: LaneView, window: Window) -> Iterator[Batch]:
-    """Does `ReplayBuffer.episodes`."""
+    """Implements `ReplayBuffer.episodes`."""
     if view.spec.next_obs:
         raise ValueError("episodes: expected a spec without next_obs, since rows with it do not follow one another")
     window.check(view.spec, view.geometry.capacity)
@@ -89,7 +89,7 @@ def read_episodes(view: LaneView, window: Window) -> Iterator[Batch]:
 
 
 def read_batches(view: LaneView, window: Window, batch_size: int) -> Iterator[Batch]:
-    """Does `ReplayBuffer.batches`."""
+    """Implements `ReplayBuffer.batches`."""
     check_whole("batch_size", batch_size)
     window.check(view.spec, view.geometry.capacity)
     rows = InOrder(view, window, int(batch_size))

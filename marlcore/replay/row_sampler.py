@@ -133,7 +133,7 @@ class RowSampler:
 
     @property
     def least_drawable(self) -> int:
-        """How many rows a batch needs: one, or, if it has none twice, all of them."""
+        """How many drawable rows a batch needs: one, or all its rows if none may come twice."""
         return 1 if self._replace else len(self._whole)
 
     def ready(self) -> int:
@@ -216,9 +216,9 @@ class RowSampler:
         return state
 
     def state_below(self, tickets: Ints) -> dict[str, NDArray[Any]]:
-        """Returns a state that depends on no row from the lanes' entries of `tickets` on, int64 [lanes of the replay].
+        """Returns a state that depends on no row at or above `tickets`, int64 [lanes of the replay].
 
-        If other rows take these tickets, the last rows below them begin no windows any more, which may reach that far.
+        Other rows may take these tickets. So the last rows below them, whose windows reach so far, are left out, too.
         """
         state, first = self.state_dict(), self._view.geometry.first
         tickets = tickets[first : first + self._view.geometry.lanes]
@@ -318,7 +318,7 @@ class _Uniform:
         return filled or self._draw_listed(memory, rows), refused
 
     def _draw_listed(self, memory: BatchMemory, rows: Ints) -> int:
-        """Draws from a list of all tickets that can be drawn, if chance found none; returns how many rows it filled."""
+        """Draws from a list of all drawable tickets, when random draws found none; returns how many rows it filled."""
         d = self._read_plan
         tickets = np.empty((2, int(np.sum(d.windows[1] - d.windows[0]))), np.int64)
         listed = uniform.list_sampleable(d.plan, tickets)

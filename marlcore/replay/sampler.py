@@ -28,8 +28,8 @@ class Sampler(Closing):
     priorities.
 
     A forked child, such as a worker of torch's DataLoader, may use its parent's sampler. It keeps the priorities of the
-    moment of the fork, and draws other rows than its parent and siblings; the seed and the number of forks so far say
-    which. The parent ignores priorities of rows that only the child drew.
+    moment of the fork, and draws other rows than its parent and siblings: its draws follow from the seed and the number
+    of forks so far. The parent ignores priorities of rows that only the child drew.
 
     Attributes:
         batch_size: rows of a batch, unless `sample` says how many.
@@ -42,7 +42,7 @@ class Sampler(Closing):
     def __init__(
         self, rows: RowSampler, gate: SampleGate | None, inside: Inside | None = None, kept: KeptState | None = None
     ) -> None:
-        """`inside`: the guard (see guard.py) of the Mixture that has this sampler; without one, or `kept`, its own."""
+        """`inside`: the guard (see guard.py) of this sampler's Mixture; None: the guard of `kept`, or a new one."""
         self.stats, self.prioritized = rows.stats, rows.prioritized
         self._rows, self._gate, self._kept = rows, gate, kept
         own: Inside = {} if kept is None else kept._inside

@@ -96,7 +96,7 @@ def create_transitions(
 ) -> tuple[SegmentHandle, int]:
     """Makes or loads a policy's queue or replay; returns its handle and the newest version of weights in its rows.
 
-    Raises ValueError if a saved replay does not fit, SharedMemoryFull if a new one does not.
+    Raises ValueError if a saved replay does not match the settings, SharedMemoryFull without room.
     """
     source, durable = policy.source, config.replay.durable
     other_kind = saved if durable else durable_note(saved)

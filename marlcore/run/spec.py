@@ -263,7 +263,7 @@ def _checked(spec: RunSpec) -> RunSpec:
 
 
 def _check_script(policy: AssignedPolicy, config: Config) -> None:
-    """Raises ValueError or TypeError if the script is not a script, or if rows need extras that no script computes."""
+    """Raises ValueError or TypeError if the setting names no usable script, or rows need extras it cannot compute."""
     script = config.of(policy.name).exploration.script
     if script is None:
         return

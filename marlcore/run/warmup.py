@@ -73,7 +73,10 @@ def warm_up(meanwhile: Callable[[], object] = lambda: None) -> float:
 
 
 def _compile(names: Sequence[str], meanwhile: Callable[[], object] = lambda: None) -> float:
-    """Compiles kernels in parallel in other processes, then loads them here; returns the seconds taken."""
+    """Compiles kernels, in parallel in other processes where possible; returns the seconds taken.
+
+    Then loads them here, and compiles what is missing.
+    """
     began, cache, size = time.monotonic(), jit.cache_directory(), min(len(names), processors())
     unless_failed = suppress(OSError, WorkerFailed)
     with Pool(lambda: _load, size, name="compiler", fork=None) as pool:

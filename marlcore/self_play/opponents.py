@@ -83,7 +83,10 @@ class Opponents:
 def make_anchors(
     policy: AssignedPolicy, config: Config, copies: int, generator: np.random.Generator, device: torch.device | None
 ) -> list[MakePlayer]:
-    """Returns a function for each anchor that makes its player. Raises ValueError for a missing or unfit checkpoint."""
+    """Returns a function for each anchor that makes its player.
+
+    Raises ValueError for a missing script or checkpoint, or a checkpoint of another network.
+    """
     anchors: list[MakePlayer] = []
     for reference, name in zip(config.self_play.anchors, config.self_play.names, strict=True):
         source = _source_of(reference)

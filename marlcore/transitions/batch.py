@@ -245,7 +245,7 @@ class BatchLayout:
         return self._geometry.column_offset(place.column) + place.offset, self._geometry.stride(place.column)
 
     def _frames(self, place: Place) -> tuple[int, ...]:
-        """Adds a block of frames for each slot, which obs views, and next_obs too if the spec does not store it."""
+        """Adds a block of frames for each slot. obs is a view of it; so is next_obs, unless the spec stores it."""
         stack, field, frame = self._stack, place.field, place.field.nbytes
         alone = self.length * stack  # frames of one field's stacks
         near = alone if self._next == SEPARATE else stack - 1 + self.length + (self._next == ONE_MORE)
@@ -315,7 +315,7 @@ _memories: WeakValueDictionary[int, BatchMemory] = WeakValueDictionary()  # by t
 
 
 def block_of(batch: Batch) -> NDArray[np.uint8] | None:
-    """Returns the block that holds a batch of a sampler, except its few arrays outside; None for other batches."""
+    """Returns the block that holds a sampler's batch, but for a few of its arrays; None for other batches."""
     memory = _memories.get(id(batch.index.base))
     return None if memory is None else memory.root
 

@@ -22,17 +22,17 @@ class Durable(Declared):
     """How a replay or queue in a file survives the end of the machine.
 
     Attributes:
-        every_s: seconds between two watermarks, above 0 and at most a day: a power cut loses the rows of at most so
-            long, and of the time that the disk takes to write them.
+        every_s: seconds between two watermarks, above 0 and at most a day: a power cut loses at most the rows of this
+            time, and of the time that the disk takes to write them.
     """
 
     every_s: Annotated[float, Number(above=0, high=86_400)] = 2.0
 
 
 class Durability(Closing):
-    """What makes one replay or queue durable in this process; the first process that opens it is its flusher.
+    """Keeps one replay or queue durable; the first process that opens it is its flusher.
 
-    `kept` returns the words of the slots that marks hold, see watermark.py.
+    `kept` returns the words of the slots that a mark records, see watermark.py.
 
     Attributes:
         recovered: what was left when the machine stopped, if this process was the first to open the segment since.

@@ -15,14 +15,14 @@ from .window import LAP_LIMIT_S, ReadPlan, Window
 class InOrder:
     """Copies the next transitions or unrolls of all lanes.
 
-    Before each copy, once the windows were read, it calls its user's function `prepare`, which sets `next` and
+    Before each copy, after it has read the windows, it calls the user's function `prepare`, which sets `next` and
     `crowded`.
 
     Attributes:
         plan: the read plan; `prepare` may narrow its windows.
         next: int64 [4, lanes], the cursors where a copy begins, and then those behind it; see kernels/inorder.py.
         settled: the cursors, moved only past rows that no batch can hold.
-        crowded: int64 [lanes], whether a lane gives what it has although the batch stays unfilled.
+        crowded: int64 [lanes], whether a lane delivers its rows even if they do not fill the batch.
         lapped: how often a batch was copied again, because a writer overwrote its rows.
     """
 

@@ -215,7 +215,7 @@ class TransitionLanes(Shared):
         raise NotImplementedError
 
     def _kept(self) -> Kept | None:
-        """Returns what a durable segment's flusher asks for, see `Flushing`; None if the slots' first words suffice."""
+        """Returns the argument `kept` of `Flushing`; None if a mark needs only the slots' first words."""
         return None
 
     def _gates(self, lanes: list[int]) -> Any:

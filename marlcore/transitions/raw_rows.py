@@ -1,7 +1,6 @@
 """Reads raw rows, boundary rows included, from one replay or queue, and writes them to another of the same spec.
 
-Rows keep their values, flags and policy versions. Their places in episodes are counted on from the target lane's last
-row.
+Rows keep their values, flags and policy versions. Their places in episodes follow the target lane's last row.
 """
 
 import time

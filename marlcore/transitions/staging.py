@@ -86,8 +86,8 @@ class _Staging:
     """Rows on their way into lanes: small fields are staged in records, large ones are lent to the C core.
 
     `rows` and `finals` are the slots of transitions and of boundary rows in `records`. The first two lines of `ends`,
-    bool [3, m], hold the flags terminated and truncated of the transitions, at the slots `ended`; `never` is a mask
-    of none.
+    bool [3, m], hold the flags terminated and truncated of the transitions, at the slots `ended`; `never` is False
+    for every row.
     """
 
     _vector: NativeVector | None = None  # its next call takes the lent rows
@@ -111,7 +111,7 @@ class _Staging:
         self.extras = fields.extras
 
     def put(self, obs: Any, action: Any, extras: dict[str, Any]) -> None:
-        """Checks and stages these fields, each with a leading axis over rows; as `put_reward` and `put_ends` do."""
+        """Checks and stages these fields, each with a leading axis over rows; see also `put_reward` and `put_ends`."""
         self._put_obs(obs)
         self._put_action(action)
         if extras or self.extras:
@@ -128,7 +128,7 @@ class _Staging:
             self._put_final(final_obs)
 
     def _lender(self, place: Place, label: str, final: bool, rows: int) -> Setter:
-        # Without a reference to this object, whose memory would wait for the collector of cycles.
+        # No reference to this object: its memory would stay until the collection of cycles.
         lent, column, vector = self.lent, place.column, self._vector
 
         def put(value: Any) -> None:
@@ -188,7 +188,7 @@ class BatchStaging(_Staging):
 
 
 class VectorStaging(_Staging):
-    """Rows of different lanes, for `VectorWriter.add`; record 2 i is row i's, record 2 i + 1 its boundary row's.
+    """Rows of different lanes, for `VectorWriter.add`; record 2 i holds row i, record 2 i + 1 its boundary row.
 
     `which` holds the index of each row's writer; `left_out` marks rows for which a queue has no room.
     """

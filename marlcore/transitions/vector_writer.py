@@ -25,7 +25,7 @@ class VectorWriter(WriterBase):
     """Appends transitions to several lanes, one a lane in each call; made by `vector_writer` of a replay or queue.
 
     It serves vectorised environments: copy i of the environment writes to lane i. A call costs little more than one
-    `Writer.add`, and about 30 ns for each row of a few floats. Values, checks, errors and the rule for threads are
+    `Writer.add`, plus about 30 ns for each row of a few floats. Values, checks, errors and the rule for threads are
     those of `Writer`.
 
     Attributes:
@@ -201,7 +201,7 @@ class HeldRows:
             staging.records[::2] = self._records[which]
         elif lanes is not None:
             staging.which[:] = writer._indices(lanes)
-        if self.reward.ndim > 1:  # of which the core checks the first number
+        if self.reward.ndim > 1:  # the core checks only a row's first number
             check_finite("reward", self.reward[which])
         try:
             if staging.some_ended or terminated is not None or final_obs is not None:

@@ -37,7 +37,7 @@ class Window(Declared):
 
     @property
     def separate(self) -> bool:
-        """Whether obs and next_obs are arrays of their own: by default where no frame must be copied twice for it."""
+        """Whether obs and next_obs are separate arrays; by default, only if this copies no frame twice."""
         return self.layout == "separate" or (self.layout is None and self.stack == 1 and self.sequence is None)
 
     @property

@@ -50,7 +50,7 @@ class Writer(WriterBase):
     dtype are accepted if NumPy calls the conversion safe or of the same kind (float64 to float32, not float to int), if
     they are integers in the field's range, or 0 and 1 for bools. Rewards must be finite; other floats may be NaN or
     infinite, but a finite float64 beyond float32's range is refused. Tensors of torch on the CPU are taken like arrays;
-    one that requires grad is detached, of which one warning per process tells.
+    one that requires grad is detached, with one warning per process.
 
     Attributes:
         lane: the lane's number.
@@ -194,13 +194,13 @@ class Writer(WriterBase):
     def end_episode(self, *, final_obs: Any, truncated: bool = True) -> int:
         """Truncates the episode after its last row, for programs that learn of a truncation only after the `add`.
 
-        The row itself stays as it was committed: a boundary row with `final_obs` follows it, which samplers and readers
-        take for the truncation. A row whose return needs later rows is drawn or read only after this call or the next
+        The row itself stays as it was committed: a boundary row with `final_obs` follows it, which tells samplers and
+        readers of the truncation. A row whose return needs later rows is drawn or read only after this call or the next
         `add`, so no batch shows the row without its end.
 
         Args:
             final_obs: the observation after the last action, from which the last row's return is bootstrapped.
-            truncated: True; a terminal state has no boundary row to say so, and must come with its own `add`.
+            truncated: True; a terminal state has no boundary row, so `add` must get it together with its row.
 
         Returns: the boundary row's ticket; -1 if a queue with "drop_newest" has no room: then the last row cannot be
             read either, and the next row begins an episode.

@@ -12,8 +12,8 @@ from ..errors import StaleHandle
 from ..memory import Check, File, Inside, NativeVector, NativeWriter, close_when_alone, error_of
 
 Flags = NDArray[np.bool_]
-# Waits for a limiter or a queue before an add of so many transitions and boundary rows. False: the writer must
-# drop the rows. Raises TimeoutError, ValueError if no wait would ever be enough, and the errors of the check.
+# Waits until a limiter or a queue lets a writer add these numbers of transitions and boundary rows. False: the writer
+# must drop the rows. Raises TimeoutError, ValueError if no wait would ever be enough, and the errors of the check.
 Gate = Callable[[int, int, float | None, Check], bool]
 # Waits likewise for room for one row in each of k lanes, int64 [k]; returns the rows to drop, bool [k]; False: none.
 VectorGate = Callable[[NDArray[np.int64], Flags, float | None, Check], Flags | bool]

@@ -197,7 +197,7 @@ SAYS = (
     "learners: expected resources such as GPU=1,CPU=4, got {'apart': 'CPU'}",
     "learner.processes: expected None with cluster.learners",
     "'cuda:7' (there are 0 CUDA devices) (cluster.learners: apart, ", "False",
-    "run_dir: expected a directory that each learner's machine reaches, got '/proc/self/cwd/run'", "False",
+    "run_dir: expected a directory that learners' machines reach, got '/proc/self/cwd/run'", "False",
 )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ class DeadlyOnce(World):
 
 def test_deaths_seen_between_states_are_an_error() -> None:
     """Such deaths once counted as a failure of the model in a later state."""
-    with pytest.raises(WorkerFailed, match="each of the 4 processes that got this request ended so") as caught:
+    with pytest.raises(WorkerFailed, match="the 4 processes that got this request ended in the same way") as caught:
         build_graph(DeadlyOnce(), workers=2, batch=3)
     assert caught.value.reason == "death"
 

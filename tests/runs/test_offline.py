@@ -200,7 +200,7 @@ REFUSED: dict[str, Refused] = {
     "stack": (offline("dqn", replay={"stack": 500}), ValueError, "stack"),
     "returns": (
         offline("dqn", stop={"patience": 9}), ValueError,
-        "stop.metric: expected a metric of a run without actors' episodes, got 'episode_return'",
+        "stop.metric: expected a metric of a run without actors, got 'episode_return'",
     ),
     "bc": (lambda folder, _: mc.train(CARTPOLE, "bc", config_in(folder)), ValueError, "use train_offline"),
     "no actors": (

@@ -159,7 +159,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     ),
     "evaluation.episodes: expected at least 4, one on each side against each anchor and the pool, got 3":
         lambda: played(ARENA, evaluation={"interval": 100, "episodes": 3}, anchors={"arena:weak": 0.5}),
-    "learner.warmup: expected at most the 16 rows that replay.capacity gives a replay, got 20": lambda: played(
+    "learner.warmup: expected at most a replay's 16 rows (replay.capacity), got 20": lambda: played(
         replay={"capacity": 23, "mixture": {"pool": 0.5, "anchor": 0.5}}
     ),
 }  # fmt: skip
@@ -251,7 +251,7 @@ OPTIONS = {
     "--replay.capacity 2": "replay.capacity: expected at least 16, so that a lane holds stack + n_step = 1 + 3",
     "--replay.stack 50000": "replay.capacity: expected at least 200012, so that a lane holds stack + n_step",
     "--learner.device cuda:99": "device: expected one of this machine, got 'cuda:99'",
-    "--run-dir /proc/nothing/run": "run_dir: expected a place that can be written",
+    "--run-dir /proc/nothing/run": "run_dir: expected a writable place",
     "--resume nowhere": "resume: expected the directory of a run, got '/",
     "--resume": "resume",
     "--run-dir run": "which holds a run",

@@ -62,7 +62,6 @@ class BoxActions(ScaledActions, nn.Module):
 
 @cache
 def dtype_of(dtype: Any) -> torch.dtype:
-    """Returns torch's dtype for a NumPy dtype."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 

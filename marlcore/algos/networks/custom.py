@@ -152,9 +152,7 @@ class CustomTorso(nn.Module):
                 got = f"{parameter.dtype} on {parameter.device} in {name}"
                 raise ValueError(f"{label}: expected parameters of torch.float32 on the cpu, got {got}")
         if self.whole and not any(parameter.requires_grad for parameter in self.network.parameters()):
-            raise ValueError(
-                f"{label}: expected a whole model with parameters to train, got none in {brief(self.network)}"
-            )
+            raise ValueError(f"{label}: expected a model with parameters to train, got none in {brief(self.network)}")
         return int(shape[1])
 
 

@@ -150,7 +150,7 @@ class Histories:
     Attributes:
         obs: the N observations of each of B windows, [B, N, ...].
         state: the recurrent state before the windows, [B, ...] by name.
-        at: the observations' windows and their places there, int64 [M] each.
+        at: for each of the M observations, the number of its window and its place in it: two int64 arrays [M].
     """
 
     obs: Any
@@ -186,9 +186,7 @@ def state_fields(hyper: Any, spaces: Spaces, every: int) -> dict[str, Field]:
 def with_state(hyper: Any, extras: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """Adds the recurrent state's fields to a row's extras. Raises ValueError if a name occurs in both."""
     for name in extras.keys() & state.keys():
-        raise ValueError(
-            f"{hyper.owner} cell: expected other names in its state than {name!r}, which rows have already"
-        )
+        raise ValueError(f"{hyper.owner} cell: expected other names in its state than {name!r}, which rows have")
     return {**extras, **state}
 
 

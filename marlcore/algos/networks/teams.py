@@ -294,7 +294,10 @@ class TeamCritics(Critics):
         return (of_members * self.team.alive(obs)[..., None]).flatten(-2)
 
     def of_each(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:
-        """Returns the first network's values [members, B] of `joint` [members, B, size]: B joint actions by member."""
+        """Returns the first network's values [members, B] of `joint` [members, B, size].
+
+        `joint` holds B joint actions for each member.
+        """
         return self.through(self.beside(obs, joint).flatten(0, 1)[None]).view(len(joint), -1)
 
     def beside(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:

@@ -117,9 +117,7 @@ def try_learner(hold: Hold, device: str, replay_path: str | None) -> None:
     """Raises ValueError if a learner cannot run on this machine. `hold` may belong to any policy of the run."""
     folder = hold.checkpoint.parent
     if not hold.is_seen() or not os.access(folder, os.W_OK):
-        raise ValueError(
-            f"run_dir: expected a directory that each learner's machine reaches, got {str(folder.parent)!r}"
-        )
+        raise ValueError(f"run_dir: expected a directory that learners' machines reach, got {str(folder.parent)!r}")
     choose_device(device)
     if replay_path is not None and not os.path.isdir(replay_path):
         raise ValueError(f"replay.path: expected a directory on each learner's machine, got {replay_path!r}")

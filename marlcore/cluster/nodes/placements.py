@@ -264,7 +264,7 @@ class LearnerPlacement(Placement):
         return self._newest() is not None
 
     def work(self) -> Callable[..., LearnerNode]:
-        """See Placement. First gives only the new learner the right to write the policy's checkpoint."""
+        """See Placement. First makes the new learner the only one that may write the policy's checkpoint."""
         spec, policy = self.context.spec, self._policy
         hold = replace(self.context.memory.holds[policy.name], epoch=self.epoch)
         hold.take()

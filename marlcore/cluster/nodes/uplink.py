@@ -45,7 +45,7 @@ class Address:
 
 
 class Nowhere:
-    """The address, and also the links, of a learner that is on no machine now; every call raises LinkLost."""
+    """Stands in for the address and the links of a learner that no machine runs now; every call raises LinkLost."""
 
     def rows(self, policy: str) -> Nowhere:
         return self

@@ -193,7 +193,8 @@ class PrioritizedBuffer(RingBuffer):
     def get_max_priority(self) -> float:
         """Returns the greatest priority since the buffer was cleared, at least 1.
 
-        A process other than the learner returns the greatest among the rows held and the learner's last update.
+        In a process other than the learner, this is the greatest priority of the rows held and of the learner's last
+        update.
         """
         learner = self._caught_up()
         return max(learner.greatest, learner.unpacked_greatest(self._ring.lane.words.load(MARK)))

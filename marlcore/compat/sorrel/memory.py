@@ -95,7 +95,7 @@ class JoinedRings:
     """Joins the rings of several copies of the world to one memory, in which every window is equally likely.
 
     `len` is the number of windows plus n_frames + 1, because sorrel's models ask for a batch if
-    `len(memory) >= batch_size + n_frames + 1`.
+    `len(memory) >= batch_size + n_frames + 1`; it is 0 without windows.
     """
 
     def __init__(self, rings: Sequence[Buffer]) -> None:

@@ -88,7 +88,7 @@ class Role(WorkerBase, ABC):
             self.finish()
 
     def send(self, epoch: int, content: Any) -> None:
-        """Sends a message to the parent; waits only if 64 KiB are still unread."""
+        """Sends a message to the parent; waits while the pipe (64 KiB) has no room."""
         self._mail.write(framed(epoch, content))
         self._mail.flush()
 

@@ -107,7 +107,10 @@ def row_of(rows, state, profile):
 
 @inlined
 def expect(rows, row, flags, values, total):
-    """Writes each goal's expectation to `total` [goals]: of 1 if the successor achieves the goal, else of d * V."""
+    """Writes to `total` [goals] each goal's expectation.
+
+    A successor that achieves the goal counts as 1, every other one as its discounted value.
+    """
     for goal in range(len(total)):
         total[goal] = 0.0
     for outcome in range(rows.start[row], rows.start[row + 1]):
@@ -128,7 +131,7 @@ def divide(total, mass):
 
 @inlined
 def soften(score, mass, beta, chosen):
-    """Writes softmax(beta * score) to `chosen`, 0 where mass is 0; infinite beta shares 1 equally among the best."""
+    """Writes softmax(beta * score) to `chosen`, 0 where mass is 0; if beta is infinite, the best share 1 equally."""
     best, total = -math.inf, 0.0
     for i in range(len(score)):
         if mass[i] > 0.0:

@@ -348,7 +348,7 @@ REFUSED: dict[str, Refused] = {
     ),
     "nothing to train": (
         made("dqn", lambda spaces: of_values(2).requires_grad_(False)),
-        "DQN network: expected a whole model with parameters to train, got none in Linear(",
+        "DQN network: expected a model with parameters to train, got none in Linear(",
     ),
     "both": (made("ppo", swapped), "both: expected (float32 [3, 2], float32 [3, 1]), got (float32 [3, 1], float32 ["),
     "stateless": (of_cell(nn.Linear), "R2D2 cell: expected an attribute state with sizes by name, got None"),
@@ -357,7 +357,7 @@ REFUSED: dict[str, Refused] = {
     "name": (of_cell(partial(Leaky, name="previous_action")), "than 'previous_action', which has a part already"),
     "a row's name": (
         lambda: mc.RecurrentPPO(cell=partial(Leaky, name="log_prob")).transition(box_spaces()),
-        "RecurrentPPO cell: expected other names in its state than 'log_prob', which rows have already",
+        "RecurrentPPO cell: expected other names in its state than 'log_prob', which rows have",
     ),
     "common parameters": (made("td3", common), "expected modules policy and critics without common parameters, got "),
 }

@@ -401,7 +401,7 @@ def test_arrays_and_steps_at_positions_are_those_of_its_own(space):
             expected, got = (buffer._get_samples(np.full(40, position)) for buffer in (theirs, ours))
             assert type(got) is type(expected)
             assert set(keys_of(got)) == set(keys_of(expected))
-    with pytest.raises(ValueError, match=r"batch_inds: expected positions whose rows are held, .* got 35"):
+    with pytest.raises(ValueError, match=r"batch_inds: expected positions of held rows, .* got 35"):
         ours._get_samples(np.array([3, 35]))
 
 
@@ -434,7 +434,7 @@ def test_subclasses_get_n_step_returns():
         torch.testing.assert_close(getattr(got, name), getattr(expected, name))
     lost = np.setdiff1d(np.arange(25), held)
     assert len(lost) and len(held) > 10
-    with pytest.raises(ValueError, match=f"whose rows are held, .* got {lost[0]}$"):
+    with pytest.raises(ValueError, match=f"positions of held rows, .* got {lost[0]}$"):
         ours._get_samples(lost)
 
 

@@ -281,7 +281,7 @@ REFUSED: dict[str, Refused] = {
     ),
     "no states": (
         lambda: JointVector(Stateless(SingleSpread(stated=True), COPIES), AGENTS),
-        "states: expected a method that returns the states of all copies, got none in",
+        "states: expected a method that returns all copies' states, got none in",
     ),
     "another state": (another_state, EnvironmentFailed, "states(): expected float32 (3, 12), got shape (3, 5)"),
     "an action of two": (wrong_action, "action: expected int64 (3, 3), got shape (3, 2)"),

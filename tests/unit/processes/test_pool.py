@@ -101,7 +101,7 @@ def test_a_process_that_died_idle_is_replaced(open_pool: Open) -> None:
 def test_a_request_that_kills_every_process_is_an_error(open_pool: Open) -> None:
     pool = open_pool(lambda: lambda request: os._exit(3), 2)
     pool.ask(5, b"")
-    expected = "exit code 3 and left no traceback; each of the 4 processes that got this request ended so"
+    expected = "exit code 3 and left no traceback; each of the 4 processes that got this request ended in the same way"
     with pytest.raises(WorkerFailed, match=expected) as caught:
         while True:
             pool.replies(None)

@@ -63,7 +63,7 @@ REFUSED = {  # where a run is to be made, its configuration, the error, and what
     "files": ("files", {}, ValueError, f"{EMPTY}'RUN/files', which holds files"),
     "a file": ("files/notes.txt", {}, ValueError, f"{EMPTY}a file, 'RUN/files/notes.txt'"),
     "below a file": ("files/notes.txt/run", {}, ValueError, "got 'RUN/files/notes.txt/run' (Not a directory)"),
-    "nowhere": ("/proc/run", {}, ValueError, "run_dir: expected a place that can be written, got '/proc/run'"),
+    "nowhere": ("/proc/run", {}, ValueError, "run_dir: expected a writable place, got '/proc/run'"),
     "an object": ("new", {"a": object()}, TypeError, "not object"),
     "no number": ("new", {"a": math.nan}, ValueError, "JSON compliant"),
 }

@@ -229,7 +229,7 @@ def test_a_kept_state_depends_on_no_row_behind_the_watermark(
         add(replay, 10)
         sampler = replay.sampler(8, **options)
         sampler.update_priorities(sampler.sample(200).index, np.full(200, 50.0))
-        sampler._kept._write_last()
+        sampler._kept._write(sampler._kept._last_state())
         return replay
 
     die(work)
