@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from ..memory import (
     claim_reader,
     close_when_alone,
     invalidate_after_fork,
-    let_in,
     one_thread,
     sleep_until,
 )
@@ -175,20 +173,12 @@ class TrajectoryReader(Closing):
             ClosedError: the reader or its queue was closed. ValueError: n or the timeout is out of range; or rows that
                 were taken early or by an interrupted call, for a batch of another size, await the next batch.
         """
-        inside, me = self._inside, get_ident()
-        if inside:
-            let_in(self)
-        inside[me] = None
-        try:  # as in `one_thread`, whose last call would come after the batch is forgotten
-            if len(inside) > 1:
-                let_in(self)
-            batch, begun = self._fill(n, timeout)
-            # CPython handles no signal between the last call and the return.
-            begun.memory, begun.filled, begun.before, begun.first = None, 0, None, begun.first + 1
-            return batch
-        finally:
-            del inside[me]
+        batch, begun = self._fill(n, timeout)
+        # CPython handles no signal between the last call and the return.
+        begun.memory, begun.filled, begun.before, begun.first = None, 0, None, begun.first + 1
+        return batch
 
+    @one_thread
     def _fill(self, n: int | None, timeout: float | None) -> tuple[Batch, _Begun]:
         """Takes what the next batch lacks, and keeps the batch until `read` returns it."""
         deadline, size, begun = deadline_of(timeout), self._resize(n), self._begun

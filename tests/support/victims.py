@@ -212,8 +212,7 @@ def at_instruction(
     def meet(stop: Act, code: CodeType, offset: int) -> None:
         nonlocal seen
         before, last[code] = last.get(code), offset
-        caught = dis.opname[code.co_code[offset]] == "PUSH_EXC_INFO"  # behind a call that did not return
-        if signals and before is not None and (caught or not re.match(HANDLES, dis.opname[code.co_code[before]])):
+        if signals and before is not None and not re.match(HANDLES, dis.opname[code.co_code[before]]):
             return
         seen += 1
         if seen == number:
