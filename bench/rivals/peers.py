@@ -131,6 +131,7 @@ def measure(side: Side, setting: Setting, cores: int, sources: Path, seconds: fl
     python = side.environment.python if side.environment else sys.executable
     words = side.module, json.dumps(asdict(setting)), side.form, str(cores), str(WARM_S), str(seconds)
     env = {**WITH_MARLCORE, "MARLCORE_BENCH_SOURCES": str(sources), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env["RAY_worker_niceness"] = "0"  # as the other sides have
     marks, names = list[Mark](), dict[psutil.Process, str]()
     with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory() as folder:
         command = [str(python), "-m", "bench.rivals.side", *words]
