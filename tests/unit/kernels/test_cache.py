@@ -111,7 +111,8 @@ def test_a_directory_of_another_user_is_refused(home, monkeypatch, caplog):
     monkeypatch.setattr(os, "geteuid", lambda: 12_345)
     assert not cache.stale_directories() and cache.open_directory("cpu") is None
     (record,) = caplog.records
-    assert f"only this user can write, unlike {home}/.cache/marlcore/kernels and {home}/marlcore-12345" in record.getMessage()
+    refused = f"{home}/.cache/marlcore/kernels and {home}/marlcore-12345"
+    assert f"only this user can write, unlike {refused}" in record.getMessage()
 
 
 def test_a_full_disk_is_passed_over(home, monkeypatch, small_tmpfs):
