@@ -8,6 +8,8 @@
 
 #include "core.h"
 
+enum { PAGE = 4096 };
+
 #define CHECK(condition)                                                                                     \
     do {                                                                                                     \
         if (!(condition)) {                                                                                  \
@@ -47,7 +49,9 @@ static inline int run_tests(void) {
 static inline struct mc_lane make_lanes(uint64_t n, uint64_t capacity, uint64_t columns,
                                         const uint64_t *sizes) {
     struct mc_lane lane = {.capacity = capacity, .columns = columns};
-    lane.counters = calloc(n, MC_LINE);
+    lane.counters = aligned_alloc(PAGE, (n * MC_LINE + PAGE - 1) / PAGE * PAGE); /* whole pages, for msync */
+    CHECK(lane.counters);
+    memset(lane.counters, 0, n * MC_LINE);
     lane.event = calloc(1, MC_LINE);
     for (uint64_t k = 0; k < columns; k++) {
         struct mc_column *column = &lane.column[k];
@@ -57,7 +61,7 @@ static inline struct mc_lane make_lanes(uint64_t n, uint64_t capacity, uint64_t 
         column->base = calloc(n * capacity, column->stride);
         CHECK(column->base);
     }
-    CHECK(lane.counters && lane.event);
+    CHECK(lane.event);
     return lane;
 }
 

@@ -688,7 +688,8 @@ def test_a_held_up_reader_stays_inside_its_lane():
 # Processes: writers flat out in others, and a reader that knows what each of them writes
 
 WRITE = """
-        from marlcore import TrajectoryQueue
+    import sys
+    from marlcore import TrajectoryQueue
     from marlcore.testing.rows import filled
 
     queue = TrajectoryQueue.attach(sys.argv[1])
