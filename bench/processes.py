@@ -31,14 +31,18 @@ def in_turns(sides: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str
     return {name: [each[name] for each in taken] for name in sides}
 
 
-def cpu_of_descendants(root: int) -> dict[psutil.Process, float]:
-    """CPU-seconds of each living descendant of a process."""
-    spent = {}
+def times_of_descendants(root: int) -> dict[psutil.Process, Any]:
+    """The `cpu_times()` of each living descendant of a process."""
+    found = {}
     for process in psutil.Process(root).children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-            times = process.cpu_times()
-            spent[process] = times.user + times.system
-    return spent
+            found[process] = process.cpu_times()
+    return found
+
+
+def cpu_of_descendants(root: int) -> dict[psutil.Process, float]:
+    """CPU-seconds of each living descendant of a process."""
+    return {process: times.user + times.system for process, times in times_of_descendants(root).items()}
 
 
 def title(process: psutil.Process) -> str:

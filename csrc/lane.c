@@ -64,15 +64,25 @@ void mc_lane_uphold(const struct mc_lane *lane) {
     mc_store_upheld(mc_counters_of(lane), mc_load_pledged(mc_counters_of(lane)));
 }
 
+/* Whether n rows may be appended: 0, -EINVAL, -EUCLEAN, or -EDQUOT if their tickets are withheld. */
+static int mc_lane_admits(const struct mc_lane *lane, uint64_t committed, uint64_t reserved, uint64_t n) {
+    if (n < 1 || n > lane->capacity)
+        return -EINVAL;
+    if (committed > reserved || reserved - committed > lane->capacity)
+        return -EUCLEAN;
+    uint64_t top = reserved < committed + n ? committed + n : reserved;
+    return top + lane->withheld < MC_TICKET_LIMIT ? 0 : -EDQUOT;
+}
+
 int mc_lane_pledge_next(const struct mc_lane *lane, uint64_t n) {
     const struct mc_counters *counters = mc_counters_of(lane);
     uint64_t c = mc_load_committed(counters), r = mc_load_reserved(counters), room = mc_load_room(counters);
     uint64_t top = c + n < r ? r : c + n;
-    if (!lane->promised || n > lane->capacity || c > r || r - c > lane->capacity)
-        return 0; /* which `mc_lane_peek` refuses */
-    if (top >= MC_TICKET_LIMIT || (room && room < c + n))
+    int error = mc_lane_admits(lane, c, r, n);
+    if (!lane->promised || (error && error != -EDQUOT) || top >= MC_TICKET_LIMIT || (room && room < c + n))
         return 0;
-    if (top <= mc_lane_limit(lane) && room <= mc_lane_limit(lane))
+    uint64_t limit = mc_lane_limit(lane);
+    if (top <= limit && room <= limit)
         return 0;
     mc_lane_pledge(lane, top);
     return 1;
@@ -93,16 +103,6 @@ static int mc_lane_extend(struct mc_lane *lane, uint64_t top) {
     uint64_t limit = mc_lane_limit(lane);
     lane->withheld = limit < MC_TICKET_LIMIT ? MC_TICKET_LIMIT - 1 - limit : 0;
     return 0;
-}
-
-/* Whether n rows may be appended: 0, -EINVAL, -EUCLEAN, or -EDQUOT if their tickets are withheld. */
-static int mc_lane_admits(const struct mc_lane *lane, uint64_t committed, uint64_t reserved, uint64_t n) {
-    if (n < 1 || n > lane->capacity)
-        return -EINVAL;
-    if (committed > reserved || reserved - committed > lane->capacity)
-        return -EUCLEAN;
-    uint64_t top = reserved < committed + n ? committed + n : reserved;
-    return top + lane->withheld < MC_TICKET_LIMIT ? 0 : -EDQUOT;
 }
 
 /* Apart from the calls that are repeated once more tickets are promised, for these to stay short. */

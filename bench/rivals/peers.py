@@ -30,7 +30,7 @@ from ..machine import made, say
 from ..pages.pages import peers_table
 from ..peers.install import CLEANRL, JAX, RLLIB, RLOX, SAMPLE_FACTORY, SB3, WITH_MARLCORE, Environment
 from ..peers.setting import Setting, of_ppo
-from ..processes import in_turns, run_fresh, title
+from ..processes import in_turns, run_fresh, times_of_descendants, title
 from .side import MARK
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -107,13 +107,10 @@ ROWS: dict[str, tuple[Setting, int, Mapping[str, Side]]] = {
 
 def spent() -> tuple[dict[psutil.Process, float], float]:
     """CPU-seconds by living descendant, and of all with those that have ended."""
-    used, own = resource.getrusage(resource.RUSAGE_CHILDREN), dict[psutil.Process, float]()
+    used, living = resource.getrusage(resource.RUSAGE_CHILDREN), times_of_descendants(os.getpid())
     ended = used.ru_utime + used.ru_stime
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            own[process] = times.user + times.system
-            ended += times.children_user + times.children_system
+    ended += sum(times.children_user + times.children_system for times in living.values())
+    own = {process: times.user + times.system for process, times in living.items()}
     return own, sum(own.values()) + ended
 
 

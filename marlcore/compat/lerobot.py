@@ -151,7 +151,7 @@ class ReplayBuffer(host.ReplayBuffer):
                 row |= {f"{label}.{key}": part[key] for key in self._states}
             info = complementary_info or {}
             row |= {f"info.{key}": info.get(key, 0.0) for key in self.complementary_info_keys}
-            self._ring.append({name: self._row(self._fields[name], name, value) for name, value in row.items()}, 1)
+            self._ring.append({name: self._row(name, value) for name, value in row.items()}, 1)
 
     def sample(self, batch_size: int) -> host.BatchTransition:
         """Draws rows as LeRobot does, by torch's generator; returns tensors on the buffer's device.
@@ -208,8 +208,9 @@ class ReplayBuffer(host.ReplayBuffer):
         levels = (self._uint8 and key.startswith(OBS_IMAGE)) or _array(value).dtype == np.uint8
         return _field_of(value, "uint8" if levels else "float32")
 
-    def _row(self, field: Field, name: str, value: Any) -> Any:
+    def _row(self, name: str, value: Any) -> Any:
         """Returns what the ring takes for a value: an array [1, *shape], or a number as it is."""
+        field = self._fields[name]
         dtype, shape = field.dtype, (1, *field.shape)
         if value.__class__ is bool and name in ("done", "truncated"):
             return value
