@@ -23,7 +23,7 @@ from ..runs.training import endless
 from .side import Tell
 
 LOOK_S = 0.1
-NEVER = 4_000_000  # rows of a policy, more than the measured time adds
+HARDLY = 1e-6  # updates a step, where only acting counts
 SPREAD = "MPE_simple_spread_v3"
 
 
@@ -68,15 +68,16 @@ def algorithm_of(setting: Setting) -> Any:
 
 
 def configured(setting: Setting, mode: Any, words: list[str]) -> mc.Config:
-    warmup, capacity = (NEVER, NEVER) if "acting" in words else (setting.warmup, setting.capacity)
-    learner = mc.LearnerConfig(batch_size=setting.batch, gamma=setting.gamma, n_step=1, warmup=warmup, device="cpu")
+    learner = mc.LearnerConfig(
+        batch_size=setting.batch, gamma=setting.gamma, n_step=1, warmup=setting.warmup, device="cpu"
+    )
     config = mc.Config(
         mode=mode,
-        updates_per_step=setting.updates_per_step or None,
+        updates_per_step=HARDLY if "acting" in words else setting.updates_per_step or None,
         updates_tolerance=setting.tolerance,
         policies=dict.fromkeys((f"agent_{i}" for i in range(3)), "all") if setting.env == SPREAD else None,
         actor=mc.ActorConfig(processes=setting.actors // setting.nodes, envs=setting.copies),
-        replay=mc.ReplayConfig(capacity=capacity),
+        replay=mc.ReplayConfig(capacity=setting.capacity),
         learner=replace(learner, engine="torch") if "torch" in words else learner,
         exploration=mc.ExplorationConfig(epsilon=setting.epsilon),
     )

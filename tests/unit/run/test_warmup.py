@@ -139,7 +139,7 @@ def test_an_unwritable_cache_names_the_variable(tmp_path):
         assert jit.jit(lambda x: x + 1)(1) == 2
     """
     lines = ran(code, XDG_CACHE_HOME=str(tmp_path), HOME=str(tmp_path), TMPDIR=str(tmp_path)).stderr.splitlines()
-    assert sum("set NUMBA_CACHE_DIR to a directory that can be written" in line for line in lines) == 1
+    assert sum("set NUMBA_CACHE_DIR to a directory that only this user can write" in line for line in lines) == 1
     assert not any("Traceback" in line for line in lines)
 
 
