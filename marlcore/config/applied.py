@@ -85,7 +85,7 @@ def _check_rows(policy: AssignedPolicy, source: ReplaySource, config: Config) ->
     from ..transitions import Window  # here, so that settings load without Numba
 
     replay, warmup = config.of(policy.name).replay, config.learner_of(policy.name).warmup
-    spec = policy.algorithm.transition(policy.spaces)
+    spec = policy.transition
     least = Window(replay.frames, source.n_step, sequence=source.sequence).least_rows(spec)
     need = -(-least // spec.state_every) * spec.state_every
     lanes = config.lanes * len(policy.agents) * replay.parts
@@ -113,7 +113,7 @@ def _unused(policy: AssignedPolicy, config: Config) -> dict[str, str]:
         return unused | dict.fromkeys(sorted(names), _of(policy, READS_ONCE))
     if policy.source.hindsight is None:
         unused["replay.hindsight"] = _of(policy, "draws its batches without it")
-    by_member = MEMBER_REWARDS in policy.algorithm.transition(policy.spaces).extras
+    by_member = MEMBER_REWARDS in policy.transition.extras
     returns = "learns from each member's own reward of one step" if by_member else "makes its returns itself"
     if policy.source.n_step != config.learner_of(policy.name).n_step:
         unused["learner.n_step"] = _of(policy, returns)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -10,6 +11,7 @@ from ..checks import brief, check_type, did_you_mean
 from ..interfaces import Algorithm, CompiledPolicy, QueueSource, ReplaySource
 from ..processes import encoded_name
 from ..spaces import JOINT, Spaces
+from ..spec import TransitionSpec
 from .config import Config
 from .schedules import Schedule, check_free
 from .sections import EPSILON
@@ -39,13 +41,18 @@ class AssignedPolicy:
         """See the function `hides_joint`. Unpickles the algorithm only if the observation has the part JOINT."""
         return any(part.name == JOINT for part in self.spaces.parts) and hides_joint(self.algorithm, self.spaces)
 
+    @cached_property
+    def transition(self) -> TransitionSpec:
+        """The spec of a step, as the algorithm wants it."""
+        return self.algorithm.transition(self.spaces)
+
     def for_a_worker(self) -> "AssignedPolicy":
         """Returns a copy that unpickles its algorithm, which imports torch, only when the algorithm is used."""
         if self.compiled is None:
             return self
         copy = object.__new__(AssignedPolicy)
         pickled = self.__dict__.get("_pickled") or cloudpickle.dumps(self.algorithm)  # a cluster's node has "_pickled"
-        copy.__dict__.update(self.__dict__, _pickled=pickled)
+        copy.__dict__.update(self.__dict__, _pickled=pickled, transition=self.transition)
         copy.__dict__.pop("algorithm", None)
         return copy
 

@@ -83,7 +83,7 @@ class OwnerOf:
 
 def transition_spec(policy: AssignedPolicy, config: Config) -> TransitionSpec:
     """Returns the spec of a policy's transitions. Raises ValueError if learner.reward_norm needs an extra's name."""
-    spec = policy.algorithm.transition(policy.spaces)
+    spec = policy.transition
     if config.learner_of(policy.name).reward_norm == "off":
         return spec
     if RETURN in spec.extras:

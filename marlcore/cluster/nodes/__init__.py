@@ -6,7 +6,6 @@ policy's learner. The controller, in the driver, has a numbered seat for each ag
 `ray_cluster.py` imports Ray.
 """
 
-from .controller import Controller
-from .learners import try_learner
-from .ray_cluster import RayCluster
-from .uplink import Uplink
+from ...lazy import attach_stub
+
+__getattr__, __dir__ = attach_stub(__name__, __file__)

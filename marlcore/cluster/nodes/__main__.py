@@ -12,7 +12,7 @@ import time
 from contextlib import closing
 
 from ...errors import WorkerFailed
-from ...processes import EARLY, Children, Control, end_with_parent
+from ...processes import EARLY, PRELOAD, Children, Control, end_with_parent
 from ...run import POLL_S, Memory, RunSpec, grace_of, resume_actors, supervisor_of
 
 GRACE_S = 5.0  # seconds in which actors must end by themselves
@@ -21,7 +21,8 @@ GRACE_S = 5.0  # seconds in which actors must end by themselves
 def supervise(spec: RunSpec, memory: Memory) -> None:
     """Runs the workers of a node until the control block says stop. Raises WorkerFailed if a worker fails for good."""
     actors = memory.crew.names
-    with closing(Control.attach(memory.control)) as control, closing(Children(early=EARLY)) as children:
+    light = bool(actors) and spec.acts_compiled  # no worker here needs torch
+    with closing(Control.attach(memory.control)) as control, closing(Children(EARLY if light else PRELOAD)) as children:
         supervisor = supervisor_of(spec, memory, control, actors or spec.learners, lambda name: None, children)
         for worker in supervisor.workers.values():
             worker.start()
