@@ -361,7 +361,7 @@ FAULTS = ("torn", "lost", "corrupt", "failed", "withheld")
 def main() -> int:
     _, _, folder, cuts, *sabotage = sys.argv
     logging.disable()  # of what is recovered
-    lives = Lives(Path(folder), seed=1)
+    lives = Lives(Path(folder), seed=7)  # which shows each broken rule soon
     for rule in RULES:
         if rule.__name__ in sabotage:
             rule()
