@@ -21,7 +21,7 @@ from ..machine import say
 
 DOCS = FOLDER.parent
 NAMES = "cluster", "drop-ins", "gallery", "performance", "planning", "reliability", "results", "guides/gpus", "embed"
-PAGES = [*(DOCS / f"{name}.md" for name in NAMES), *sorted((DOCS / "algorithms").glob("*.md"))]
+PAGES = [DOCS / f"{name}.md" for name in NAMES]
 SIDES = {  # of `python -m bench gpu`
     "marlcore": "marlcore, us",
     "locks": "`load_state_dict` under a lock, us",
@@ -42,12 +42,8 @@ def table(name: str) -> str:
 
 
 def results(names: str) -> str:
-    """Of `python -m bench results`: the tasks whose names begin with one of these, and those of these algorithms."""
-    shown = {
-        task: record
-        for task, record in load("results").items()
-        if task.startswith(tuple(names.split())) or record["algorithm"] in names.split()
-    }
+    """Of `python -m bench results`: the tasks whose names begin with one of these."""
+    shown = {task: record for task, record in load("results").items() if task.startswith(tuple(names.split()))}
     notes = (f"{task}: {record['note']}.\n" for task, record in shown.items() if "note" in record)
     return "\n".join([results_table(shown), *origins(shown, "date", "machine", "software"), *notes])
 
