@@ -8,7 +8,6 @@
 import argparse
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -156,11 +155,12 @@ def instructions(_: str) -> str:
     return "\n".join(parts)
 
 
-def soak(part: Callable[[Mapping[str, Any]], str], name: str) -> str:
+def soak(name: str) -> str:
+    """What the processes of a soak held, and by how much that grew."""
     stored = load(f"soak-{name}")
     loads = stored["load"]
     between = f"{min(loads):.0f} to {max(loads):.0f}, median {median(loads):.0f}"
-    return part(stored) + "\n" + origin({**stored, "load": between})
+    return creep_table(stored) + "\n" + origin({**stored, "load": between})
 
 
 def rates(figures: Mapping[str, Any]) -> dict[str, list[float]]:
@@ -256,9 +256,8 @@ def _runs(records: Mapping[str, Any]) -> str:
     return markdown(columns, rows)
 
 
-BY_NAME = embed, table, results, gallery, peers, long, long_origins, ratios, growth, gpu, instructions
-SOAKS = {"soak_rates": partial(soak, rates_table), "soak_growth": partial(soak, creep_table)}
-RENDERERS: dict[str, Callable[[str], str]] = {each.__name__: each for each in BY_NAME} | SOAKS
+BY_NAME = embed, table, results, gallery, peers, long, long_origins, ratios, growth, gpu, instructions, soak
+RENDERERS: dict[str, Callable[[str], str]] = {each.__name__: each for each in BY_NAME}
 
 
 def filled(text: str, renderers: Mapping[str, Callable[[str], str]] = RENDERERS) -> str:
