@@ -78,10 +78,7 @@ def test_both_sides_of_the_ablation_make_the_same_updates() -> None:
 SIDES = {
     "PPO on 2 cores": ["marlcore"],
     "DQN, 0.25 steps on 64 rows, 1 copy": ["marlcore serial", "marlcore on torch"],
-    "treasure_hunt, 3 agents learn by DQN, 0.1 steps, 1 copy": [
-        "pickles in `mp.Queue`",
-        "shared arrays with `mp.Lock`",
-    ],
+    "treasure_hunt, 3 agents learn by DQN, 0.1 steps, 1 copy": [*peers.QUEUES, *peers.LOCKS],
     "treasure_hunt, 3 agents act alone, 16 copies": [*peers.BESIDE, *peers.TWICE],
 }
 

@@ -8,7 +8,6 @@
 import argparse
 import re
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,7 +30,6 @@ SIDES = {  # of `python -m bench gpu`
 REGION = re.compile(r"(<!-- figures: (\w+) ?([\w ]*) -->)(\n?).*?(<!-- end -->)", re.DOTALL)
 RATES = "steps_per_s", "steps_per_cpu_s"  # of a side of `python -m bench peers`
 MEASURES = "rss_mb", "anonymous_mb", "descriptors"  # of a soak's processes
-CALLERS = {"adds": "adder", "samples": "sampler", "publishes": "publisher", "pulls": "subscriber"}  # workers' titles
 
 
 def table(name: str) -> str:
@@ -165,28 +163,13 @@ def soak(name: str) -> str:
 
 def rates(figures: Mapping[str, Any]) -> dict[str, list[float]]:
     """Calls a second in each minute, by name."""
-    return {name: _changes(counts, figures["seconds"]) for name, counts in figures["counts"].items()}
-
-
-def cpu_rates(figures: Mapping[str, Any]) -> dict[str, list[float]]:
-    """The core's calls in a second of their processes' CPU time, which other programs change less."""
-    found = {}
-    for name in (name for name in CALLERS if name in figures["counts"]):
-        callers = [cpu_s for process, cpu_s in figures["cpu_s"].items() if process.startswith(f"{CALLERS[name]}-")]
-        spent = [sum(cpu_s or 0.0 for cpu_s in each) for each in zip(*callers, strict=True)]
-        found[name] = _changes(figures["counts"][name], spent)
-    return found
-
-
-def _changes(counts: list[int], spent: list[float]) -> list[float]:
-    steps = zip(pairwise(counts), pairwise(spent), strict=True)
-    return [(after - before) / (end - begin) for (before, after), (begin, end) in steps]
+    seconds = np.diff(figures["seconds"])
+    return {name: (np.diff(counts) / seconds).tolist() for name, counts in figures["counts"].items()}
 
 
 def rates_table(figures: Mapping[str, Any]) -> str:
-    found = {f"{call}/s": values for call, values in rates(figures).items()}
-    found |= {f"{call} in a CPU second": values for call, values in cpu_rates(figures).items()}
-    rows = ([call, *map(rounded, np.percentile(values, [5, 50, 95]).tolist())] for call, values in found.items())
+    percentiles = {call: np.percentile(values, [5, 50, 95]).tolist() for call, values in rates(figures).items()}
+    rows = ([f"{call}/s", *map(rounded, values)] for call, values in percentiles.items())
     return markdown(["by minute", "5th percentile", "median", "95th percentile"], rows)
 
 
