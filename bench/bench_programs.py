@@ -75,19 +75,16 @@ def test_both_sides_of_the_ablation_make_the_same_updates() -> None:
     assert updates[0] == updates[1] > 50
 
 
-HUNT = "treasure_hunt, 3 agents learn by DQN, 0.1 steps, 1 copy"
-SIDES = [  # of each module that needs no environment of its own
-    ("PPO on 2 cores", "marlcore"),
-    ("DQN, 0.25 steps on 64 rows, 1 copy", "marlcore on torch"),
-    (HUNT, "pickles in `mp.Queue`"),
-    (HUNT, "shared arrays with `mp.Lock`"),
-    ("treasure_hunt, 3 agents act alone, 16 copies", "beside a sink that hangs"),
-    ("treasure_hunt, 64 copies", "two runs"),
-]
+SIDES = {  # of each module that needs no environment of its own
+    "PPO on 2 cores": ["marlcore"],
+    "DQN, 0.25 steps on 64 rows, 1 copy": ["marlcore on torch"],
+    "treasure_hunt, 3 agents learn by DQN, 0.1 steps, 1 copy": [*peers.QUEUES, *peers.LOCKS],
+    "treasure_hunt, 3 agents act alone, 16 copies": ["beside a sink that hangs", *peers.TWICE],
+}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("row", "name"), SIDES)
+@pytest.mark.parametrize(("row", "name"), [(row, name) for row, names in SIDES.items() for name in names])
 def test_a_side_makes_the_updates_that_its_steps_call_for(row: str, name: str) -> None:
     setting, cores, sides = peers.ROWS[row]
     found = processes.run_fresh(peers.measure, sides[name], setting, cores, BENCH, 0.5)

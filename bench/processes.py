@@ -14,14 +14,10 @@ from marlcore.processes import end_with_parent
 Result = TypeVar("Result")
 
 
-def fresh_processes(count: int) -> ProcessPoolExecutor:
-    """Fresh interpreters, which the kernel kills if this program, or the thread that submits their first call, ends."""
-    return ProcessPoolExecutor(count, get_context("spawn"), initializer=end_with_parent, initargs=(os.getpid(),))
-
-
 def run_fresh(function: Callable[..., Result], *args: Any) -> Result:
-    """The call's result, from a process of its own."""
-    with fresh_processes(1) as pool:
+    """The call's result, from a fresh interpreter, which the kernel kills if this thread ends before."""
+    options = {"initializer": end_with_parent, "initargs": (os.getpid(),)}
+    with ProcessPoolExecutor(1, get_context("spawn"), **options) as pool:
         return pool.submit(function, *args).result()
 
 

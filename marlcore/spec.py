@@ -221,7 +221,7 @@ class Sequence:
         check_type("sequence.whole", self.whole, bool)
         if self.whole and (self.burn_in or self.period is not None):
             got = f"{self.burn_in} and {self.period}"
-            raise ValueError(f"sequence.burn_in, sequence.period: expected 0 and None of whole episodes, got {got}")
+            raise ValueError(f"sequence.burn_in, sequence.period: expected 0 and None with whole=True, got {got}")
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class Ragged:
     def __post_init__(self) -> None:
         check_whole(f"Ragged {self.name} most", self.most)
         if not isinstance(self.parts, Mapping) or not self.parts or self.name in self.parts:
-            raise ValueError(f"Ragged {self.name}: expected Fields by names other than this, got {self.parts!r}")
+            raise ValueError(f"Ragged {self.name}: expected Fields by name, none of its own name, got {self.parts!r}")
         for name, part in self.parts.items():
             check_type(f"Ragged {self.name}[{name!r}]", part, Field)
         object.__setattr__(self, "parts", dict(self.parts))

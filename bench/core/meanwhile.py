@@ -74,24 +74,17 @@ def _serve(shared: Any, obs: NDArray[Any], adds: int, pause: float, pipe: Connec
             pipe.send((count / (time.perf_counter() - began), longest))
 
 
-@contextmanager
-def _sampled_replay() -> Iterator[tuple[ReplayBuffer, Call]]:
-    with ReplayBuffer.create(spec_of(VECTOR), CAPACITY) as replay:
-        yield replay, replay.sampler(BATCH, seed=0).sample
-
-
-@contextmanager
-def _sampled_ring() -> Iterator[tuple[LockedRing, Call]]:
-    ring = LockedRing(CAPACITY, VECTOR.shape, VECTOR.dtype.name)
-    yield ring, partial(ring.sample, BATCH)
-
-
-SAMPLED = {"marlcore": _sampled_replay, "locks": _sampled_ring}
+SAMPLED: dict[str, Callable[[], Any]] = {
+    "marlcore": lambda: ReplayBuffer.create(spec_of(VECTOR), CAPACITY),
+    "locks": lambda: nullcontext(LockedRing(CAPACITY, VECTOR.shape, VECTOR.dtype.name)),
+}
 
 
 def measure_rates(library: str, rounds: int, seconds: float, warm_up_s: float = WARM_UP_S) -> dict[str, float]:
     """A library's adds per second: alone, while the other process samples, and their ratio, as medians of rounds."""
-    with SAMPLED[library]() as (shared, sample), _writing(shared, VECTOR, 256, 0.0) as beside:
+    with SAMPLED[library]() as shared, _writing(shared, VECTOR, 256, 0.0) as beside:
+        locked = isinstance(shared, LockedRing)
+        sample = partial(shared.sample, BATCH) if locked else shared.sampler(BATCH, seed=0).sample
 
         def sampling(seconds: float) -> None:
             end = time.perf_counter() + seconds

@@ -69,9 +69,8 @@ def comparison(results: list[Result], stored: dict[str, dict[str, list[float]]])
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures")
     parser.add_argument("--compare", action="store_true", help="compare with those kept of this machine")
-    add_output(parser, "keep the figures as this machine's, in docs/figures", idle=True)
+    add_output(parser, "keep the figures as this machine's, in docs/figures, and draw docs/speed.png", idle=True)
 
 
 def main(options: argparse.Namespace) -> None:
@@ -101,8 +100,8 @@ def main(options: argparse.Namespace) -> None:
         adds_per_s=rates,
         saves=saves,
     )  # fmt: skip
-    if options.plot:
-        draw(options.plot, describe_machine(options.load_before), results)
+    if options.store:
+        draw(FOLDER.parent / "speed.png", describe_machine(options.load_before), results)
 
 
 def microseconds(results: list[Result]) -> dict[str, dict[str, float]]:
@@ -135,7 +134,7 @@ BARS = {
     "floor": ("#7f7f7f", "plain C, the same bytes from random places"),
     "cpprb": ("#7d6b91", "cpprb, several processes"),
     "cpprb single": ("#b5a6c4", "cpprb, one process"),
-    "torchrl": ("#a04668", "torchrl, shared; prioritized: of one process"),
+    "torchrl": ("#a04668", "torchrl, shared"),
     "rlox": ("#c27c95", "rlox, one process"),
     "stable_baselines3": ("#5b7f95", "Stable-Baselines3, one process"),
     "64 writers": ("#5fa98f", "marlcore, an add of each lane's writer"),

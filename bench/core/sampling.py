@@ -1,18 +1,14 @@
 """The replay's rows that sample: uniformly, and in proportion to priorities, which each batch is given anew.
 
 cpprb has a buffer for several processes, and one without lock and shared memory for a single process, as rlox and
-Stable-Baselines3 have. TorchRL's prioritized one needs the package's own extension.
+Stable-Baselines3 have. TorchRL's prioritized one is left out: its extension does not load beside the pinned torch.
 """
 
-import ctypes
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +37,7 @@ from .transitions import (
     rows_of,
     spec_of,
 )
-from .work import Open, Row, Scale, Work, memcpy, shared_bytes
+from .work import Row, Scale, Work, memcpy, shared_bytes
 
 # A row of 4 floats as marlcore stores it: from its flags on, its version, reward, action and obs; the next row's obs
 STORED_NBYTES, STORED = 40, ((7, 33), (64, 16))
@@ -71,15 +67,15 @@ def _buffer(scale: Scale, kind: Any) -> Any:
     return buffer
 
 
-@contextmanager
-def by_marlcore(scale: Scale, obs: NDArray[Any], layout: mc.replay.Layout | None = None) -> Iterator[Work]:
-    with filled_replay(obs, rows_of(obs, scale)) as replay:
-        yield drawing(replay, obs, layout)
-
-
 def drawing(replay: mc.ReplayBuffer, obs: NDArray[Any], layout: mc.replay.Layout | None = None) -> Work:
     sampler = replay.sampler(BATCH, stack=STACK if obs is FRAME else 1, seed=0, layout=layout)
     return Work(lambda: fields_of(sampler.sample()), check_sample(obs))
+
+
+@contextmanager
+def by_marlcore(scale: Scale, obs: NDArray[Any], draw: Callable[..., Work] = drawing, **options: Any) -> Iterator[Work]:
+    with filled_replay(obs, rows_of(obs, scale)) as replay:
+        yield draw(replay, obs, **options)
 
 
 def _locks(scale: Scale, obs: NDArray[Any]) -> Work:
@@ -109,16 +105,15 @@ def _cpprb(scale: Scale, obs: NDArray[Any], kind: str = "MPReplayBuffer") -> Wor
     return Work(lambda: cpprb.fields(buffer.sample(BATCH)), check_sample(obs))
 
 
-def _torchrl_buffer(scale: Scale, **options: Any) -> Any:
+def _torchrl_buffer(scale: Scale) -> Any:
     """TorchRL's buffer for several processes, full of transitions in the form of TorchRL's collectors."""
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of an extension that does not load beside this torch
         from tensordict import TensorDict
-        from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
+        from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-    kind = TensorDictPrioritizedReplayBuffer if "alpha" in options else TensorDictReplayBuffer
-    buffer = kind(storage=LazyTensorStorage(scale.vectors), batch_size=BATCH, **options)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(scale.vectors), batch_size=BATCH, shared=True)
 
     def extend(obs: Any, action: Any, reward: Any, done: Any) -> None:
         after = {"observation": obs + 1, "reward": reward, "done": done}
@@ -136,31 +131,7 @@ def _torchrl_fields(batch: Any) -> Fields:
 
 def _torchrl(scale: Scale, obs: NDArray[Any]) -> Work:
     check = check_sample(obs)
-    return Work(_torchrl_buffer(scale, shared=True).sample, lambda batch: check(_torchrl_fields(batch)))
-
-
-def _torchrl_prioritized(scale: Scale, _: NDArray[Any]) -> Work:
-    """Its tree of sums, in C++, is of one process."""
-    buffer = _torchrl_buffer(scale, alpha=0.6, beta=0.4)
-
-    def sample() -> Drawn:
-        batch = buffer.sample()
-        return _torchrl_fields(batch), batch["priority_weight"].numpy(), batch["index"].numpy()
-
-    def update(at: NDArray[Any], priorities: NDArray[Any]) -> None:
-        buffer.update_priority(torch.from_numpy(at), torch.from_numpy(priorities).float())
-
-    return _prioritized(sample, update)
-
-
-def torchrls_extension() -> dict[str, Open]:
-    """What needs TorchRL's own extension, where one is built for this torch."""
-    found = find_spec("torchrl")
-    files = Path(str(found.origin)).parent.glob("_torchrl*.so") if found else ()
-    with suppress(OSError):
-        if [ctypes.CDLL(str(file), os.RTLD_NOW) for file in files]:
-            return {"torchrl": _torchrl_prioritized}
-    return {}
+    return Work(_torchrl_buffer(scale).sample, lambda batch: check(_torchrl_fields(batch)))
 
 
 def _single(scale: Scale, obs: NDArray[Any], library: Library) -> Work:
@@ -191,13 +162,7 @@ def _prioritized(sample: Callable[[], Drawn], update: Callable[[NDArray[Any], ND
     return Work(run, check)
 
 
-@contextmanager
-def _marlcore_prioritized(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
-    with filled_replay(obs, rows_of(obs, scale)) as replay:
-        yield drawing_by_priority(replay)
-
-
-def drawing_by_priority(replay: mc.ReplayBuffer) -> Work:
+def drawing_by_priority(replay: mc.ReplayBuffer, _: NDArray[Any] = VECTOR) -> Work:
     sampler = replay.sampler(BATCH, seed=0, prioritized=mc.Prioritized())
 
     def sample() -> Drawn:
@@ -232,7 +197,7 @@ SINGLE = {
 }
 SHARED_ONES = {SHARED: partial(by_marlcore, layout="shared"), "cpprb": _cpprb, "torchrl": _torchrl}
 UNIFORM = installed({**PLAIN, **SHARED_ONES, **SINGLE})
-PRIORITIZED = installed({"marlcore": _marlcore_prioritized, **BOUNDS, **CPPRB, **torchrls_extension()})
+PRIORITIZED = installed({"marlcore": partial(by_marlcore, draw=drawing_by_priority), **BOUNDS, **CPPRB})
 ALIKE = installed({"marlcore": partial(_of_interface, kind=MPPrioritizedReplayBuffer), **CPPRB})
 OF_PRIORITIZED = {"floor": 8, "cpprb": 1 / 60, "cpprb single": 1 / 7}
 ROWS = (

@@ -65,7 +65,8 @@ def check_sample(obs: NDArray[Any]) -> Callable[[Fields], None]:
         assert len(np.unique(action)) > BATCH // 2 and not done.any()
         assert (reward == action % 7).all()
         if obs is VECTOR:
-            assert (observed == action[:, None] + VECTOR).all() and (next_observed == observed + 1).all()
+            for vectors, row in ((observed, action), (next_observed, action + 1)):
+                assert (vectors == (row[:, None] + VECTOR).astype(np.float32)).all()
             return
         for frames, newest in ((observed, action), (next_observed, action + 1)):
             shades = np.maximum(newest[:, None] - np.arange(STACK)[::-1], 0) % SHADES

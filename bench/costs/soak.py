@@ -47,7 +47,6 @@ class Process:
     rss_mb: float
     anonymous_mb: float  # of it, without pages of files: the kernel takes those back, which hides growth
     descriptors: int
-    cpu_s: float
 
 
 @dataclass(frozen=True)
@@ -102,15 +101,15 @@ def look(root: int) -> dict[str, Process]:
     """The process and its descendants, by title; those of the same title are numbered by their age."""
     found: dict[str, Process] = {}
     numbers: Counter[str] = Counter()
-    spent = cpu_of_descendants(root)
-    for each in [psutil.Process(root), *sorted(spent, key=psutil.Process.create_time)]:
+    parent = psutil.Process(root)
+    for each in [parent, *sorted(parent.children(recursive=True), key=psutil.Process.create_time)]:
         with suppress(psutil.Error):  # it has ended, or is ending
             memory, opened = each.memory_info(), each.num_fds()
             name = "parent" if each.pid == root else each.name()
             numbers[name] += 1
             numbered = f"{name} {numbers[name]}" if numbers[name] > 1 else name
             sizes = memory.rss / 2**20, (memory.rss - memory.shared) / 2**20
-            found[numbered] = Process(each.pid, *sizes, opened, spent.get(each, time.process_time()))
+            found[numbered] = Process(each.pid, *sizes, opened)
     return found
 
 
@@ -135,7 +134,7 @@ def figures_of(samples: list[Sample]) -> dict[str, Any]:
     names = [name for name, times in seen.items() if times > 1]  # others had not yet taken their title
     columns = {
         measure: {name: [getattr(sample.processes.get(name), measure, None) for sample in minutes] for name in names}
-        for measure in (*MEASURES, "cpu_s")
+        for measure in MEASURES
     }
     return {
         "seconds": [sample.seconds for sample in minutes],

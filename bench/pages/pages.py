@@ -8,8 +8,6 @@
 import argparse
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,7 +19,7 @@ from ..machine import say
 
 DOCS = FOLDER.parent
 NAMES = "cluster", "drop-ins", "gallery", "performance", "planning", "reliability", "results", "guides/gpus", "embed"
-PAGES = [*(DOCS / f"{name}.md" for name in NAMES), *sorted((DOCS / "algorithms").glob("*.md"))]
+PAGES = [DOCS / f"{name}.md" for name in NAMES]
 SIDES = {  # of `python -m bench gpu`
     "marlcore": "marlcore, us",
     "locks": "`load_state_dict` under a lock, us",
@@ -32,7 +30,6 @@ SIDES = {  # of `python -m bench gpu`
 REGION = re.compile(r"(<!-- figures: (\w+) ?([\w ]*) -->)(\n?).*?(<!-- end -->)", re.DOTALL)
 RATES = "steps_per_s", "steps_per_cpu_s"  # of a side of `python -m bench peers`
 MEASURES = "rss_mb", "anonymous_mb", "descriptors"  # of a soak's processes
-CALLERS = {"adds": "adder", "samples": "sampler", "publishes": "publisher", "pulls": "subscriber"}  # workers' titles
 
 
 def table(name: str) -> str:
@@ -42,12 +39,8 @@ def table(name: str) -> str:
 
 
 def results(names: str) -> str:
-    """Of `python -m bench results`: the tasks whose names begin with one of these, and those of these algorithms."""
-    shown = {
-        task: record
-        for task, record in load("results").items()
-        if task.startswith(tuple(names.split())) or record["algorithm"] in names.split()
-    }
+    """Of `python -m bench results`: the tasks whose names begin with one of these."""
+    shown = {task: record for task, record in load("results").items() if task.startswith(tuple(names.split()))}
     notes = (f"{task}: {record['note']}.\n" for task, record in shown.items() if "note" in record)
     return "\n".join([results_table(shown), *origins(shown, "date", "machine", "software"), *notes])
 
@@ -160,37 +153,23 @@ def instructions(_: str) -> str:
     return "\n".join(parts)
 
 
-def soak(part: Callable[[Mapping[str, Any]], str], name: str) -> str:
+def soak(name: str) -> str:
+    """What the processes of a soak held, and by how much that grew."""
     stored = load(f"soak-{name}")
     loads = stored["load"]
     between = f"{min(loads):.0f} to {max(loads):.0f}, median {median(loads):.0f}"
-    return part(stored) + "\n" + origin({**stored, "load": between})
+    return creep_table(stored) + "\n" + origin({**stored, "load": between})
 
 
 def rates(figures: Mapping[str, Any]) -> dict[str, list[float]]:
     """Calls a second in each minute, by name."""
-    return {name: _changes(counts, figures["seconds"]) for name, counts in figures["counts"].items()}
-
-
-def cpu_rates(figures: Mapping[str, Any]) -> dict[str, list[float]]:
-    """The core's calls in a second of their processes' CPU time, which other programs change less."""
-    found = {}
-    for name in (name for name in CALLERS if name in figures["counts"]):
-        callers = [cpu_s for process, cpu_s in figures["cpu_s"].items() if process.startswith(f"{CALLERS[name]}-")]
-        spent = [sum(cpu_s or 0.0 for cpu_s in each) for each in zip(*callers, strict=True)]
-        found[name] = _changes(figures["counts"][name], spent)
-    return found
-
-
-def _changes(counts: list[int], spent: list[float]) -> list[float]:
-    steps = zip(pairwise(counts), pairwise(spent), strict=True)
-    return [(after - before) / (end - begin) for (before, after), (begin, end) in steps]
+    seconds = np.diff(figures["seconds"])
+    return {name: (np.diff(counts) / seconds).tolist() for name, counts in figures["counts"].items()}
 
 
 def rates_table(figures: Mapping[str, Any]) -> str:
-    found = {f"{call}/s": values for call, values in rates(figures).items()}
-    found |= {f"{call} in a CPU second": values for call, values in cpu_rates(figures).items()}
-    rows = ([call, *map(rounded, np.percentile(values, [5, 50, 95]).tolist())] for call, values in found.items())
+    percentiles = {call: np.percentile(values, [5, 50, 95]).tolist() for call, values in rates(figures).items()}
+    rows = ([f"{call}/s", *map(rounded, values)] for call, values in percentiles.items())
     return markdown(["by minute", "5th percentile", "median", "95th percentile"], rows)
 
 
@@ -260,9 +239,8 @@ def _runs(records: Mapping[str, Any]) -> str:
     return markdown(columns, rows)
 
 
-BY_NAME = embed, table, results, gallery, peers, long, long_origins, ratios, growth, gpu, instructions
-SOAKS = {"soak_rates": partial(soak, rates_table), "soak_growth": partial(soak, creep_table)}
-RENDERERS: dict[str, Callable[[str], str]] = {each.__name__: each for each in BY_NAME} | SOAKS
+BY_NAME = embed, table, results, gallery, peers, long, long_origins, ratios, growth, gpu, instructions, soak
+RENDERERS: dict[str, Callable[[str], str]] = {each.__name__: each for each in BY_NAME}
 
 
 def filled(text: str, renderers: Mapping[str, Callable[[str], str]] = RENDERERS) -> str:

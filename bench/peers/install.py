@@ -55,6 +55,8 @@ class Environment:
 
     def run(self, *command: object, env: Mapping[str, str] | None = None) -> dict[str, Any]:
         """What a program of this environment prints in its last line, as JSON."""
+        if self.missing:
+            sys.exit(f"{self.name} is not installed: {self.missing}")
         words = map(str, (self.python, *command))
         done = subprocess.run([*words], env=env, stdout=subprocess.PIPE, text=True, check=True)
         return dict(json.loads(done.stdout.splitlines()[-1]))

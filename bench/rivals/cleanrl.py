@@ -10,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..peers.setting import Setting
@@ -18,7 +17,6 @@ from .side import Tell
 
 
 def train(setting: Setting, tell: Tell, form: str) -> None:
-    torch.set_num_threads(1)
     options: dict[str, Any] = {"total-timesteps": 10**9, "learning-rate": setting.learning_rate, "gamma": setting.gamma}
     options |= {"num-envs": setting.copies}
     if setting.algorithm == "ppo":

@@ -39,7 +39,8 @@ class Pickles:
     def finish(self) -> None:
         self.queue.put(None)
 
-    def learn(self, dqn: PlainDQN) -> None:
+    def learn(self, model: nn.Module) -> None:
+        dqn = PlainDQN(self.setting, 0, 0, model)
         ring, generator = Ring(columns(self.setting.capacity, self.shape)), np.random.default_rng(0)
         while transition := self.queue.get():
             ring.add(*transition)
@@ -74,7 +75,8 @@ class SharedArrays:
     def finish(self) -> None:
         self.done.set()
 
-    def learn(self, dqn: PlainDQN) -> None:
+    def learn(self, model: nn.Module) -> None:
+        dqn = PlainDQN(self.setting, 0, 0, model)
         ring, setting, generator = self.ring, self.setting, np.random.default_rng(0)
         while True:
             if dqn.updates < (self.added.value - setting.warmup) * setting.updates_per_step:
@@ -100,7 +102,7 @@ def train(setting: Setting, tell: Tell, form: str) -> None:
         for agent in env.agents
     }
     sides = {agent: DESIGNS[form](context, setting, spaces[agent].shape) for agent in env.agents}
-    learners = [context.Process(target=_learn, args=(sides[agent], models[agent])) for agent in env.agents]
+    learners = [context.Process(target=sides[agent].learn, args=(models[agent],)) for agent in env.agents]
     for process in learners:
         process.start()
     _act(env, models, setting, sides, tell)
@@ -109,16 +111,10 @@ def train(setting: Setting, tell: Tell, form: str) -> None:
         process.join()
 
 
-def _learn(side: Pickles | SharedArrays, model: nn.Module) -> None:
-    torch.set_num_threads(1)
-    side.learn(PlainDQN(side.setting, 0, 0, model))
-
-
 def _act(
     env: TreasureHunt, models: Mapping[str, nn.Module], setting: Setting, sides: Mapping[str, Any], tell: Tell
 ) -> None:
     """Steps the environment, and acts with copies of the models."""
-    torch.set_num_threads(1)
     generator = np.random.default_rng(0)
     local = {agent: copy.deepcopy(model).requires_grad_(False) for agent, model in models.items()}
     earlier: dict[str, tuple[Any, int]] = {}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import torch
 
 import marlcore as mc
 from marlcore.envs import TreasureHunt
@@ -28,7 +27,6 @@ SPREAD = "MPE_simple_spread_v3"
 
 
 def train(setting: Setting, tell: Tell, form: str) -> None:
-    torch.set_num_threads(1)
     mode, *words = form.split()
     with ExitStack() as stack:
         config = configured(setting, mode, words)

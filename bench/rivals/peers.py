@@ -73,6 +73,7 @@ TWICE = ours(two_runs="async acting twice")
 ONCE, PASSES = partial(of_ppo, 512, 512, 1), of_ppo(2048, 64, 10)
 DQN, ONE = Setting(hidden=(120, 84)), Setting(hidden=(120, 84), copies=1)
 SAC = Setting("sac", "Pendulum-v1", copies=1, updates_per_step=1.0, hidden=(64, 64), learning_rate=1e-3)
+WIDE_SAC = replace(SAC, batch=256, hidden=(256, 256))
 SPREAD = of_ppo(4800, 1200, 4, env="MPE_simple_spread_v3", agents=3)
 HUNT = Setting(env="treasure_hunt", agents=3, updates_per_step=0.1)
 ACTING = replace(HUNT, updates_per_step=0.0, epsilon=0.0)
@@ -88,11 +89,7 @@ ROWS: dict[str, tuple[Setting, int, Mapping[str, Side]]] = {
     "DQN, 0.25 steps on 64 rows, 16 copies": (DQN, 1, ONE_CORE | OF_SB3),
     "DQN on 2 cores": (DQN, 2, ASYNC),
     "SAC, Pendulum, a step on 64 rows for each, 64 units": (SAC, 1, ONE_CORE | OF_SB3),
-    "SAC, Pendulum, a step on 256 rows for each, 256 units": (
-        replace(SAC, batch=256, hidden=(256, 256)),
-        1,
-        ONE_CORE | OF_SB3,
-    ),
+    "SAC, Pendulum, a step on 256 rows for each, 256 units": (WIDE_SAC, 1, ONE_CORE | OF_SB3),
     "simple_spread, IPPO, four passes over 4800 rows by 1200": (SPREAD, 1, SERIAL | OF_JAXMARL),
     "simple_spread on 2 cores": (SPREAD, 2, ASYNC | OF_JAXMARL),
     "treasure_hunt, 3 agents learn by DQN, 0.1 steps, 1 copy": (replace(HUNT, copies=1), 2, ASYNC | QUEUES | LOCKS),
@@ -128,7 +125,7 @@ def measure(side: Side, setting: Setting, cores: int, sources: Path, seconds: fl
     python = side.environment.python if side.environment else sys.executable
     words = side.module, json.dumps(asdict(setting)), side.form, str(cores), str(WARM_S), str(seconds)
     env = {**WITH_MARLCORE, "MARLCORE_BENCH_SOURCES": str(sources), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    env["RAY_worker_niceness"] = "0"  # as the other sides have
+    env["RAY_worker_niceness"] = "0"  # as the other sides have, as torch's one thread by OMP_NUM_THREADS
     marks, names = list[Mark](), dict[psutil.Process, str]()
     with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory() as folder:
         command = [str(python), "-m", "bench.rivals.side", *words]

@@ -3,7 +3,6 @@
 from contextlib import ExitStack
 
 import ray
-import torch
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
@@ -13,7 +12,6 @@ from .side import Tell
 
 
 def train(setting: Setting, tell: Tell, form: str) -> None:
-    torch.set_num_threads(1)
     with ExitStack() as stack:
         where = {"num_cpus": 2 + setting.actors, "include_dashboard": False}
         if setting.nodes > 1:

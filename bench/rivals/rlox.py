@@ -1,7 +1,5 @@
 """rlox's PPO, whose CartPole is in Rust."""
 
-import torch
-
 from ..peers.setting import Setting
 from .side import Tell
 
@@ -9,8 +7,6 @@ from .side import Tell
 def train(setting: Setting, tell: Tell, form: str) -> None:
     from rlox.algorithms.ppo import PPO
     from rlox.callbacks import Callback
-
-    torch.set_num_threads(1)
 
     class Telling(Callback):  # type: ignore[misc]
         def on_step(self, step: int = 0, **_: object) -> bool:

@@ -4,7 +4,6 @@ import tempfile
 from typing import Any
 
 import gymnasium
-import torch
 from sample_factory.algo.runners.runner import AlgoObserver
 from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.envs.env_utils import register_env
@@ -28,7 +27,6 @@ def make(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -
 
 
 def train(setting: Setting, tell: Tell, form: str) -> None:
-    torch.set_num_threads(1)
     register_env(setting.env, make)
     steps = setting.batch // setting.minibatch  # of a pass
     options = {

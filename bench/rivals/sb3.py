@@ -23,7 +23,6 @@ class Telling(BaseCallback):
 
 
 def train(setting: Setting, tell: Tell, form: str) -> None:
-    torch.set_num_threads(1)
     env = make_vec_env(setting.env, n_envs=setting.copies, seed=0)
     every: dict[str, Any] = {"learning_rate": setting.learning_rate, "gamma": setting.gamma, "device": "cpu", "seed": 0}
     policy: dict[str, Any] = {"net_arch": [*setting.hidden]}

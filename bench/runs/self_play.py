@@ -34,7 +34,6 @@ GAMES = 200
 SPEED_STEPS, SPEED_ROUNDS = 20_000, 3
 DQN = mc.DQN(learning_rate=1e-3, reward_scale=1.0)
 
-
 LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]  # of cells
 Board = tuple[int, ...]  # 1 where the player who moves has a mark, -1 where the other one has, 0 elsewhere
 

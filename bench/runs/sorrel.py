@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -60,8 +59,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    if SORREL.missing:
-        sys.exit(f"sorrel is not installed: {SORREL.missing}")
     say(f"{os.cpu_count()} cores, load {options.load_before:.1f} before")
     runs: dict[str, list[dict[str, Any]]] = {OWN: [], PROCESSES: []}
     for seed in map(int, options.seeds.split(",")):

@@ -7,7 +7,6 @@ replaces its own. `--changes` are of BenchMARL's experiment, such as '{"lr": 0.0
 import argparse
 import json
 import os
-import sys
 from itertools import product
 
 from .. import ROOT
@@ -29,8 +28,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    if BENCHMARL.missing:
-        sys.exit(f"BenchMARL is not installed: {BENCHMARL.missing}")
     for task, algorithm, seed in product(options.tasks, options.algorithms, options.seeds):
         load = os.getloadavg()[0]
         found = BENCHMARL.run("-I", PROGRAM, task.replace("-", "_"), algorithm, TEAM_STEPS, seed, options.changes)

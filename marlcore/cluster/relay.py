@@ -269,7 +269,7 @@ class Relay(Closing):
             self.stats.rows -= gaps
             self._acknowledge(spans[:, LANE], spans[:, FIRST] + spans[:, ROWS])
         if self._flight and self._clock() - self._heard > ANSWER_S:
-            raise LinkLost(f"the ingest cannot be reached: it answered nothing for {ANSWER_S:g} s")
+            raise LinkLost(f"the ingest cannot be reached: no answer for {ANSWER_S:g} s")
 
     def _acknowledge(self, lanes: Ints, tickets: Ints) -> None:
         tickets = np.maximum(self._acked[lanes], tickets)

@@ -156,7 +156,7 @@ class _InLanes(host.ReplayBuffer):
 
     @classmethod
     def load_hdf5(cls, path: str, device: str | None = None) -> Any:
-        """Reads a file of this class or Tianshou's. Tianshou unpickles parts of it: trust where it comes from."""
+        """Reads a file of this class or Tianshou's. Tianshou unpickles parts of it: read only files that you trust."""
         return cls.from_tianshou(cls._plain.load_hdf5(path, device))
 
     def __reduce__(self) -> Any:

@@ -148,7 +148,7 @@ class _LaneStorage(_Storage):
     def get(self, index: Any) -> TensorDict:
         drawn, self.drawn = self.drawn, None
         if drawn is None or drawn[0] is not index:
-            raise IndexError("index: expected the one that was just drawn, since rows of lanes have no slots")
+            raise IndexError("index: expected that of the newest draw, since rows in lanes have no slots")
         batch = drawn[1]
         return TensorDict({key: torch.from_numpy(batch.extras[name]) for name, key in self.keys.items()}, [len(batch)])
 

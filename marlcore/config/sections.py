@@ -110,7 +110,7 @@ def sink_names(label: str, names: Any) -> tuple[str, ...]:
     sinks = tuple(Reference(f"{', '.join(SINKS)} or module:Class", SINKS)(label, name) for name in names)
     if "csv" not in sinks or len(set(sinks)) < len(sinks):
         got = brief(" ".join(sinks))
-        raise ValueError(f"{label}: expected csv, the run's own record, and no sink twice, got {got}")
+        raise ValueError(f"{label}: expected each sink once and csv, the run's own record, among them, got {got}")
     return sinks
 
 

@@ -165,7 +165,7 @@ class GymnasiumVector(Adapter):
         """Infers an undeclared autoreset mode from an episode's last info. Raises EnvironmentFailed if two differ."""
         shown = "SameStep" if any(name in info for name in FINAL_OBS) else "NextStep"
         if self._mode not in (None, shown):
-            expected = "autoreset_mode: expected it in the metadata, or final_obs at all ends of episodes or at none"
+            expected = "autoreset_mode: expected one in the metadata, or final_obs at all ends of episodes or at none"
             raise EnvironmentFailed(f"{AGENT}: {expected}, got an end as in {shown} after one as in {self._mode}")
         self._mode = self._mode or shown
 

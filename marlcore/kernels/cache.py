@@ -34,8 +34,8 @@ def open_directory(machine: str) -> Path | None:
         with suppress_failed_calls():
             return prepare(root / f"{sys.implementation.cache_tag}-{machine}-{_digest(PACKAGE)}")
     logging.getLogger("marlcore").warning(
-        "kernels cannot be kept on disk, so that each process compiles them again, for some seconds: "
-        "set NUMBA_CACHE_DIR to a directory that only this user can write, unlike %s",
+        "kernels cannot be kept in %s, so each process spends some seconds on compiling them: "
+        "set NUMBA_CACHE_DIR to a directory that only this user can write",
         " and ".join(map(str, roots())),
     )
     return None

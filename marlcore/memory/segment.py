@@ -177,7 +177,7 @@ class Segment:
             return
         crc = zlib.crc32(self.body.data)
         if int(self._checksum[0]) not in (0, crc | SEALED):  # read last: writers set it to 0 first
-            raise SegmentCorrupt(f"{self.path}: expected the content as it was saved, which its checksum contradicts")
+            raise SegmentCorrupt(f"{self.path}: the content has changed since the save, whose checksum differs")
 
     def is_at(self, path: Path) -> bool:
         return same_file(self._file.fd, path)

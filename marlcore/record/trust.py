@@ -31,7 +31,7 @@ def open_run(run_dir: str | os.PathLike[str], use: str = COMPARED, trust: bool |
     root = absolute(run_dir, label)
     for folder in () if trust else (root / name for name in FOLDERS):
         if folder.is_symlink() and os.lstat(folder).st_uid != os.geteuid():
-            raise ValueError(f"{label}: expected folders of its own, got {str(folder)!r}, another user's link")
+            raise ValueError(f"{label}: expected folders, not another user's links, got {str(folder)!r}")
     if use not in OWN:
         return root
     root = Path(os.path.realpath(root))

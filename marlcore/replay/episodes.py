@@ -52,7 +52,7 @@ class RecordedEpisodes:
             raise ValueError("spec: expected one without next_obs, since the rows of an episode follow one another")
         single = self.spec and all(isinstance(part, Field) for part in (self.spec.action, *self.spec.extras.values()))
         if self.spec is not None and (self.spec.reward.shape or not single):
-            raise ValueError("spec: expected arrays as action and extras, and a number as reward, got others")
+            raise ValueError("spec: expected Fields as action and extras, and a reward of one number, got others")
         space = getattr(self.source, "action_space", None)
         if self.action_space is None and hasattr(space, "start"):  # a Minari dataset's Discrete or MultiDiscrete
             self.action_space = space

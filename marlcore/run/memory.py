@@ -87,7 +87,7 @@ def transition_spec(policy: AssignedPolicy, config: Config) -> TransitionSpec:
     if config.learner_of(policy.name).reward_norm == "off":
         return spec
     if RETURN in spec.extras:
-        raise ValueError(f"transition of {policy.name}: {RETURN!r} is the extra of learner.reward_norm")
+        raise ValueError(f"transition of {policy.name}: expected no extra {RETURN!r}, which learner.reward_norm stores")
     return replace(spec, extras={**spec.extras, RETURN: Field()})
 
 

@@ -123,7 +123,7 @@ class ResumedRun(NewRun):
         saved = {name for name, path in paths.items() if os.path.lexists(path) or durable_note(path).exists()}
         if empty := [name for name in replays if name not in saved]:
             why = "before the run ended" if self._config.replay.save else "(replay.save)"
-            log.warning("resume: replays were not saved %s: empty at first for %s", why, printable(", ".join(empty)))
+            log.warning("resume: %s: the replay begins empty, as it was not saved %s", printable(", ".join(empty)), why)
         if self._config.stop != StopConfig():
             conditions.check_unmet(each_metric(directory.path / "metrics.csv"))
         return directory

@@ -90,7 +90,7 @@ class Session:
         }
 
     def _memory(self, stack: ExitStack, beginning: NewRun) -> Memory:
-        """Makes this machine's segments. Versions of weights continue those of earlier parts, which saved rows hold."""
+        """Makes this machine's segments. A resumed run continues the versions of weights, which saved rows hold."""
         spec, directory, transitions, weights, saved = self.spec, self.directory, {}, {}, {}
         for policy in spec.policies:
             model, version, publishes = beginning.model_of(policy)

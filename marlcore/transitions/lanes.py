@@ -53,7 +53,7 @@ class TransitionLanes(Shared):
         lane_rows = segment.description["lane_rows"]
         whole = all(type(n) is int and n >= 1 for n in (self.lanes, lane_rows))
         if not whole or self._lane_rows(self.spec, self.lanes * lane_rows, self.lanes) != lane_rows:
-            raise ValueError(f"lanes, lane_rows: expected values of `create`, got {self.lanes!r}, {lane_rows!r}")
+            raise ValueError(f"lanes, lane_rows: expected those of `create`, got {self.lanes!r}, {lane_rows!r}")
         geometry, layout = self._geometry_of(segment.description), RecordLayout.of(self.spec)
         self.capacity = self.lanes * geometry.capacity
         self._mapped = LaneView(segment, geometry, geometry.bind(segment.body), layout, self.spec)

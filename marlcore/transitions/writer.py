@@ -214,7 +214,7 @@ class Writer(WriterBase):
         if self._view.spec.next_obs:
             raise ValueError("end_episode: expected a spec without next_obs, whose rows follow one another")
         if not as_flag("truncated", truncated):
-            raise ValueError("truncated: expected True, since `add` takes terminated=True with its row, got False")
+            raise ValueError("truncated: expected True, got False; `add` has terminated=True for other ends")
         if not self._native.in_episode:
             raise ValueError("end_episode: expected an unfinished episode, got none")
         self._put_final(final_obs)

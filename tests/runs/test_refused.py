@@ -113,7 +113,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "source of agent_0: expected a ReplaySource or a QueueSource, got 'queue'": lambda: {
         "env_fn": CARTPOLE, "algorithm": Odd(), "learner": mc.LearnerConfig(), "total_steps": 300_000
     },
-    "transition of agent_0: 'discounted_return' is the extra of learner.reward_norm": lambda: {
+    "transition of agent_0: expected no extra 'discounted_return', which learner.reward_norm stores": lambda: {
         "algorithm": Taken(), "learner": {"reward_norm": "running"}
     },
     "policies: expected the team 'team' in place of its member, got": lambda: {

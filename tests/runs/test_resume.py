@@ -166,7 +166,7 @@ def test_an_environment_with_the_same_spaces_is_taken(tmp_path: Path, caplog: py
 def test_a_resumed_run_says_that_its_replays_were_not_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(tmp_path, HUNT, total_steps=300)
     train(tmp_path, HUNT, total_steps=420, resume=True)
-    assert caplog.messages == ["resume: replays were not saved (replay.save): empty at first for agent_0, agent_1"]
+    assert caplog.messages == ["resume: agent_0, agent_1: the replay begins empty, as it was not saved (replay.save)"]
     train(tmp_path, HUNT, total_steps=440, resume=True)
     assert "learner.warmup: agent_0 takes 10 of the 20 steps that are left, fewer than the 51 that" in caplog.text
 

@@ -137,4 +137,4 @@ class JoinedRings:
 
     def __getattr__(self, name: str) -> Any:
         copies = len(self.__dict__.get("rings", ()))
-        raise AttributeError(f"memory: expected a name that the memory of {copies} copies has, got {name!r}")
+        raise AttributeError(f"memory: expected an attribute that the memory of {copies} copies has, got {name!r}")

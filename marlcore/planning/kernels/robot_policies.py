@@ -15,7 +15,7 @@ from .expectations import OFFERED, divide, expect, is_complete, soften, wide
 
 
 class People(NamedTuple):
-    """The people's policies, averaged over their goals, and powers of n (actions) that split a profile into actions."""
+    """The people's policies, averaged over their goals, and powers of n, which split a profile into actions."""
 
     policy: Any  # float64 [people, states, actions]
     places: Any  # int64 [people], n to the power of each person's index

@@ -181,7 +181,7 @@ class Stuck:
 
 
 PROBABILITIES = "transition_probabilities: expected probabilities of at least 0 that sum to 1, got"
-LEVELS = "level_fct: expected levels that every transition lowers, or that every one raises, got"
+LEVELS = "level_fct: expected every transition to lower the level, or every one to raise it, got"
 BEHIND_A_LOOP = {0: {(0,): [(1.0, 1)]}, 1: {(0,): [(1.0, 2)]}, 2: {(0,): [(0.5, 3), (0.5, 1)]}}
 TWO_FAILURES = {0: {(0,): [(0.5, 1), (0.5, 2)]}, 1: {(0,): [(0.9, 3)]}, 2: {(0,): [None]}}
 WHERE = "in state 0 with profile (1, 0)"

@@ -119,7 +119,7 @@ def test_nothing_is_written_through_another_users_link(run, folder, monkeypatch)
         os.chown(run / folder, 12345, -1, follow_symlinks=False)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    check_refused(lambda: open_run(run), ValueError, f"got '{run / folder}', another user's link")
+    check_refused(lambda: open_run(run), ValueError, f"not another user's links, got '{run / folder}'")
 
 
 def test_a_link_to_a_run_is_followed(run, tmp_path):

@@ -120,7 +120,7 @@ NO_END = {
     "no row": ([], {}, ENDED),
     "terminated": ([{"terminated": True}], {}, ENDED),
     "truncated": ([{"truncated": True, "final_obs": 1.0}], {}, ENDED),
-    "not truncated": ([{}], {"truncated": False}, "truncated: expected True, since `add` takes terminated=True"),
+    "not truncated": ([{}], {"truncated": False}, "truncated: expected True, got False; `add` has terminated"),
     "wrong shape": ([{}], {"final_obs": [1.0]}, "final_obs: expected float32 (), got shape (1,)"),
 }
 
