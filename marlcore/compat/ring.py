@@ -44,7 +44,7 @@ class Held(NamedTuple):
         """Returns the newest ticket at each of `positions`, which are from 0 to stored - 1."""
         head = self.head
         tickets: Ints = positions + (self.hi - head)
-        if self.stored == self.capacity:  # positions from the head on hold tickets of the previous lap
+        if self.hi - self.base >= self.capacity:  # positions from the head on hold tickets of the previous lap
             tickets -= self.capacity * (positions >= head)
         return tickets
 
