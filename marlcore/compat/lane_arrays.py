@@ -43,28 +43,33 @@ class LaneArrays:
         self._inside: Inside = {}
 
     def fill(self, lane: int, leaves: Leaves, count: int, head: int) -> None:
-        """Fills an empty lane with the first `count` rows; position `head` is the next one that will be written."""
+        """Fills an empty lane with its first `count` rows; position `head` is the next one that will be written."""
+        start = lane * self.replay.capacity // self.replay.lanes
         for rows in (count, head % count if count else 0):  # a lap, and what the next one has written
             if rows:
                 with self.replay.writer(lane) as writer:
                     unused = np.zeros(rows, np.uint8)
-                    named = {self.names[key]: leaves[key][:rows] for key in leaves}
+                    named = {name: leaves[key][start : start + rows] for key, name in self.names.items()}
                     writer.add_batch(unused, unused, np.zeros(rows, np.float32), next_obs=unused, **named)
 
     @one_thread
     def append(self, leaves: Leaves, lanes: list[int]) -> None:
-        """Adds a row, [k, *shape] by key, to each of k lanes. Raises ValueError, TypeError: nothing was added."""
+        """Adds a row, [k, *shape] by key, to each of k lanes; missing arrays are zero, and unknown ones left out.
+
+        Raises: ValueError, TypeError: nothing was added.
+        """
         if self._writer is None:
             self._writer = self.replay.vector_writer()
         writer = self._writer
         staging = writer._every_lane if lanes == self._every else writer._staging_of(lanes)
         try:  # the other fields stay zero
-            for key, array in leaves.items():
-                staging.extras[self.names[key]](array)
+            for key, name in self.names.items():
+                array = leaves.get(key)
+                staging.extras[name](self.fields[key].zeros(len(lanes)) if array is None else array)
             writer._append(staging, False, lanes)
         except (ValueError, TypeError):
-            for key, array in leaves.items():
-                rows_of(".".join(key), self.fields[key], array, len(lanes))  # raises the error with the caller's name
+            for key in self.fields.keys() & leaves.keys():  # raises the error with the caller's name
+                rows_of(".".join(key), self.fields[key], leaves[key], len(lanes))
             raise
         finally:
             staging.lent.clear()

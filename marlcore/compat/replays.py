@@ -77,18 +77,30 @@ class RowCopy(Generic[K]):
     def __init__(self, replay: ViewedReplay, places: Mapping[K, Place], room: int) -> None:
         self.room = room
         self._capacity = replay.capacity
-        self._columns, self._parts, self._nbytes = np.zeros(len(places), COLUMN), [], 0
+        self._columns, self._fields, self._nbytes = np.zeros(len(places), COLUMN), dict[K, Field](), 0
         for i, (name, place) in enumerate(places.items()):
             field, stride = place.field, replay._mapped.geometry.stride(place.column)
             into = self._columns[["base", "stride", "size", "out"]]  # a view
             into[i] = address_of(replay.column(place)), stride, field.nbytes, self._nbytes
-            self._parts.append((name, field.shape, field.numpy, self._nbytes))
+            self._fields[name] = field
             self._nbytes += -(-room * field.nbytes // LINE) * LINE
+        self._names = {name: str(i) for i, name in enumerate(self._fields)}
+        self._count, self._copies = room, self._structure(room)
+
+    def _structure(self, count: int) -> np.dtype[Any]:
+        """Returns a dtype of all copies of `count` rows; indexing one array of it costs less than making each copy."""
+        formats = [(field.numpy, (count, *field.shape)) for field in self._fields.values()]
+        offsets = self._columns["out"].tolist()
+        names = [*self._names.values()]
+        return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": self._nbytes})
 
     def rows(self, numbers: NDArray[np.int64]) -> dict[K, NDArray[Any]]:
         count, out = len(numbers), np.empty(self._nbytes, np.uint8)
         columns.gather(self._columns, self._capacity, numbers, out)
-        return {name: np.ndarray((count, *shape), dtype, out, offset) for name, shape, dtype, offset in self._parts}
+        if count != self._count:
+            self._count, self._copies = count, self._structure(count)
+        copies = np.ndarray((), self._copies, out)
+        return {name: copies[label] for name, label in self._names.items()}
 
     def suits(self, count: int) -> bool:
         """Returns whether `count` rows fit and do not waste most of the memory."""

@@ -42,10 +42,10 @@ class Held(NamedTuple):
 
     def tickets(self, positions: Ints) -> Ints:
         """Returns the newest ticket at each of `positions`, which are from 0 to stored - 1."""
-        head = self.head
-        tickets: Ints = positions + (self.hi - head)
-        if self.stored == self.capacity:  # positions from the head on hold tickets of the previous lap
-            tickets -= self.capacity * (positions >= head)
+        if self.hi - self.base < self.capacity:
+            return positions + self.base
+        tickets: Ints = (positions - self.head) % self.capacity
+        tickets += self.hi - self.capacity
         return tickets
 
     def positions(self, tickets: Ints) -> Ints:

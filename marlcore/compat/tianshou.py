@@ -8,13 +8,12 @@ n-step returns are Tianshou's own; `add` writes a row to each lane in one call, 
 
 from collections.abc import Iterator
 from copy import deepcopy
+from functools import cache
 from typing import Any, NoReturn
 
 import numpy as np
 import tianshou.data as host
-from numpy.typing import NDArray
-from tianshou.data import Batch
-from tianshou.data.utils.converter import to_numpy
+from tianshou.data import Batch, to_numpy
 
 from ..checks import brief, names_error
 from ..errors import ClosedError
@@ -22,18 +21,16 @@ from ..notices import say
 from .lane_arrays import Array, Key, LaneArrays, Leaves
 from .replays import ViewedReplay
 
-_NEEDED = frozenset(("obs", "act", "rew", "terminated", "truncated"))
-_NUMBERS = {"rew": np.float64, "terminated": np.bool_, "truncated": np.bool_}
+_NUMBERS: dict[Key, Any] = {("rew",): np.float64, ("terminated",): np.bool_, ("truncated",): np.bool_}
 _BESIDE = ("info", "policy")  # trees whose arrays may come and go
+_say_once = cache(say)
 
 
-class _InLanes(host.ReplayBuffer):
-    """A Tianshou buffer whose arrays are read-only views of lanes; the first row determines which arrays there are."""
+class ReplayBuffer(host.ReplayBuffer):
+    """Tianshou's ReplayBuffer with its rows in one lane; docs/drop-ins.md lists the differences."""
 
     _rows: LaneArrays | None = None
-    _shown: list[int]  # the ids of the arrays in `_meta`; others there come from Tianshou's code
-    _told = False  # whether the notice of arrays that are left out was given
-    _plain: Any  # the class of Tianshou
+    _plain: Any = host.ReplayBuffer  # the class of Tianshou
 
     def __init_subclass__(cls) -> None:
         cls._plain = next(kind for kind in cls.__mro__ if kind.__module__.startswith("tianshou."))
@@ -51,14 +48,10 @@ class _InLanes(host.ReplayBuffer):
         return {} if self._rows is None else {".".join(key): name for key, name in self._rows.names.items()}
 
     def __getitem__(self, index: Any) -> Batch:
-        rows = self._rows
-        quick = rows is not None and self.stack_num == 1 and self._save_obs_next and rows.has(index)
-        if rows is None or not quick or [*map(id, vars(self._meta).values())] != self._shown:
-            return super().__getitem__(index)
-        batch = _tree_of(rows.at(index))
-        for name in ("obs_next", *_BESIDE):
-            vars(batch).setdefault(name, Batch())
-        return batch
+        rows, whole = self._rows, self.stack_num == 1 and self._save_obs_next
+        if rows is not None and whole and rows.has(index) and [*map(id, vars(self._meta).values())] == self._shown:
+            return _tree_of(rows.at(index), "obs_next", *_BESIDE)
+        return super().__getitem__(index)  # also for arrays that Tianshou's code put into `_meta`
 
     def add(self, batch: Batch, buffer_ids: Any = None) -> tuple[Array, ...]:
         """Adds a row, or in a vector buffer one to each part of `buffer_ids` (default: all), as Tianshou does.
@@ -67,20 +60,19 @@ class _InLanes(host.ReplayBuffer):
 
         Raises: ValueError, TypeError: an array is missing, new, or of another shape or kind; nothing was added.
         """
-        parts, stacked = dict(vars(batch)), "buffers" in vars(self)
+        single = "buffers" not in vars(self)
         lanes = list(range(len(_parts_of(self)))) if buffer_ids is None else np.asarray(buffer_ids).tolist()
-        if stacked:
-            parts = {name: part for name, part in parts.items() if name in self._reserved_keys}
-        elif buffer_ids is not None and (lanes != [0] or len(batch) != 1):
+        if single and buffer_ids is not None and (lanes != [0] or len(batch) != 1):
             raise ValueError(f"buffer_ids: expected None, or [0] and a batch of one row, got {brief(buffer_ids)}")
-        leaves = self._columns(parts, stacked or buffer_ids is not None)
-        rewards, done = leaves["rew",], leaves["done",].tolist()
-        counts = [*zip(lanes, rewards.tolist() if rewards.ndim == 1 else rewards, done, strict=True)]
+        parts = {name: part for name, part in vars(batch).items() if single or name in self._reserved_keys}
+        leaves = self._columns(parts, not single or buffer_ids is not None)
+        rows = self._rows_for(leaves)
+        counts = [*zip(lanes, leaves["rew",], leaves["done",].tolist(), strict=False)]  # append compares their lengths
         try:
-            self._fitted(leaves, len(lanes)).append(leaves, lanes)
+            rows.append(leaves, lanes)
             results = [self._count(*each) for each in counts]
         except BaseException:
-            for lane, *count in counts if self._rows else ():  # an interrupt may come after the rows
+            for lane, *count in counts:  # an interrupt may come after the rows
                 part = _parts_of(self)[lane]
                 if self.replay.windows()[1, lane] % part.maxsize != part._insertion_idx:
                     self._count(lane, *count)
@@ -97,13 +89,11 @@ class _InLanes(host.ReplayBuffer):
         part.last_index[0], self.last_index[lane] = index, start + index
         if part is not self:
             self._lengths[lane] = stored
-        counts = {"_ep_return": 0.0, "_ep_len": 0, "_ep_start_idx": following}
-        if not done:
-            counts = {"_ep_return": total, "_ep_len": length}
+        ended = {"_ep_return": 0.0, "_ep_len": 0, "_ep_start_idx": following}
+        counts = ended if done else {"_ep_return": total, "_ep_len": length}
         state.update(counts, _size=stored, _insertion_idx=following)  # one call, which no interrupt divides
-        if done:
-            return start + index, total, length, start + first
-        return start + index, np.zeros_like(total) if isinstance(total, np.ndarray) else 0.0, 0, start + first
+        nothing = np.zeros_like(total) if isinstance(total, np.ndarray) else 0.0
+        return start + index, *((total, length) if done else (nothing, 0)), start + first
 
     def reset(self, keep_statistics: bool = False) -> None:
         """Deletes all rows and priorities. The next row takes new memory, to which other processes must attach anew."""
@@ -119,17 +109,17 @@ class _InLanes(host.ReplayBuffer):
         self._rows = None
         _show(self, Batch())
 
-    def update(self, buffer: host.ReplayBuffer) -> NDArray[np.int64]:
+    def update(self, buffer: host.ReplayBuffer) -> Array:
         """Adds another buffer's rows and returns their indices. Each call copies all rows of this buffer."""
         plain = self.to_tianshou()
-        indices: NDArray[np.int64] = plain.update(buffer)
-        self._become(plain)
+        indices: Array = plain.update(buffer)
+        self.__setstate__(vars(plain))
         return indices
 
     def to_tianshou(self) -> Any:
         """Returns a buffer of Tianshou's own class with copies of the rows, statistics and priorities."""
         plain = self._plain.__new__(self._plain)
-        vars(plain).update(_state_of(self))
+        vars(plain).update(_without_rows(self.__dict__))
         _show(plain, deepcopy(self._meta))
         return plain
 
@@ -142,7 +132,7 @@ class _InLanes(host.ReplayBuffer):
         if type(plain) is not cls._plain:
             raise TypeError(f"plain: expected a {cls._plain.__name__} of Tianshou, got {brief(plain)}")
         buffer = cls.__new__(cls)
-        buffer._become(plain)
+        buffer.__setstate__(vars(plain))
         return buffer
 
     @classmethod
@@ -154,69 +144,51 @@ class _InLanes(host.ReplayBuffer):
         """Writes a file of Tianshou's, which Tianshou reads too."""
         self.to_tianshou().save_hdf5(path, compression)
 
-    @classmethod
-    def load_hdf5(cls, path: str, device: str | None = None) -> Any:
-        """Reads a file of this class or Tianshou's. Tianshou unpickles parts of it: read only files that you trust."""
-        return cls.from_tianshou(cls._plain.load_hdf5(path, device))
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state of a buffer of Tianshou's: a pickle contains the rows and shares no memory."""
+        return dict(vars(self.to_tianshou()))
 
-    def __reduce__(self) -> Any:
-        """A pickle contains the rows, and shares no memory."""
-        return type(self).from_tianshou, (self.to_tianshou(),)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes copies of the rows, statistics and priorities of a buffer of Tianshou's."""
+        self.__dict__.update(_without_rows(state))
+        self.close()
+        leaves = dict(_leaves_of(vars(state["_meta"])))
+        for lane, part in enumerate(_parts_of(self) if leaves else ()):
+            self._rows_for(leaves).fill(lane, leaves, len(part), part._insertion_idx)
 
     def set_batch(self, *_: Any, **__: Any) -> NoReturn:
-        fixed = "expected no call, since rows of lanes do not change"
-        raise TypeError(f"set_batch, set_array_at_key, dropnull: {fixed}; to_tianshou copies them into arrays")
+        raise TypeError("set_batch, set_array_at_key, dropnull: expected no call: rows do not change; see to_tianshou")
 
     set_array_at_key = dropnull = set_batch
 
-    def _become(self, plain: host.ReplayBuffer) -> None:
-        self.__dict__.update(_state_of(plain))
-        self.close()
-        leaves = dict(_leaves_of(vars(plain._meta)))
-        for lane, part in enumerate(_parts_of(self) if leaves else ()):
-            rows, most = self._fitted(leaves, self.maxsize), part.maxsize
-            held = {key: array[lane * most : (lane + 1) * most] for key, array in leaves.items()}
-            rows.fill(lane, held, len(part), part._insertion_idx)
-
-    def _fitted(self, leaves: dict[Key, Array], count: int) -> LaneArrays:
-        """Returns the lanes, and makes `leaves` have their arrays, with `count` rows each."""
+    def _rows_for(self, given: dict[Key, Array]) -> LaneArrays:
+        """Returns the lanes, which take the arrays of the first row. Raises as `add` if other rows have others."""
         rows = self._rows
-        if rows is not None and leaves.keys() == rows.names.keys():
-            return rows
-        kept = {key for key, array in leaves.items() if array.dtype.kind in "biufc"} if rows is None else rows.names
-        for key in leaves.keys() - {*kept}:
-            array = leaves.pop(key)
+        kept = rows.names if rows else {key: "" for key, array in given.items() if array.dtype.kind in "biufc"}
+        for key in given.keys() - kept.keys():
             if key[0] not in _BESIDE:
-                raise TypeError(f"{'.'.join(key)}: expected the first row's arrays of numbers, got {brief(array)}")
-            if not self._told:
-                say(f"{type(self).__name__} stores the numbers of the first info and policy, not {'.'.join(key)}")
-            self._told = True
+                raise TypeError(f"{'.'.join(key)}: expected the first row's arrays of numbers, got {brief(given[key])}")
+            _say_once(f"{type(self).__name__} stores the numbers of the first info and policy, and no others")
+        if not {key[0] for key in kept.keys() - given.keys()} <= {*_BESIDE}:
+            raise names_error("batch", map(".".join, kept), [*map(".".join, given)])
         if rows is None:
             parts = _parts_of(self)
-            rows = self._rows = LaneArrays(leaves, len(parts), parts[0].maxsize, "tianshou")
+            first = {key: given[key].astype(_NUMBERS.get(key, given[key].dtype), copy=False) for key in kept}
+            rows = LaneArrays(first, len(parts), parts[0].maxsize, "tianshou")
             _show(self, _tree_of(rows.views))
-            self._shown = [*map(id, vars(self._meta).values())]
-        for key in rows.names.keys() - leaves.keys():
-            if key[0] not in _BESIDE:
-                raise names_error("batch", map(".".join, rows.names), [*map(".".join, leaves)])
-            leaves[key] = rows.fields[key].zeros(count)
+            self._rows, self._shown = rows, [*map(id, vars(self._meta).values())]
         return rows
 
     def _columns(self, parts: dict[str, Any], stacked: bool) -> dict[Key, Array]:
         """Returns the stored fields of a batch with a leading axis over rows, which a batch that is `stacked` has."""
-        if not parts.keys() >= _NEEDED:
-            raise ValueError(f"batch: expected {', '.join(sorted(_NEEDED))}, got {', '.join(parts)}")
         if not self._save_obs_next:
             parts.pop("obs_next", None)
         for name in {"obs", "obs_next"} & parts.keys() if self._save_only_last_obs else ():
             parts[name] = parts[name][:, -1] if stacked else parts[name][-1]
         leaves = {key: array if stacked else array[np.newaxis] for key, array in _leaves_of(parts)}
-        for name, dtype in _NUMBERS.items():
-            array = leaves.get((name,))
-            if array is None or array.dtype.kind not in "biuf":
-                raise TypeError(f"{name}: expected numbers, got {brief(parts[name])}")
-            leaves[name,] = array.astype(dtype, copy=False)
-        leaves["done",] = leaves["terminated",] | leaves["truncated",]
+        if not leaves.keys() >= _NUMBERS.keys() or not parts.keys() >= {"act", "obs"}:
+            raise ValueError(f"batch: expected act, obs, rew, terminated, truncated, got {', '.join(parts)}")
+        leaves["done",] = np.logical_or(leaves["terminated",], leaves["truncated",])
         return leaves
 
 
@@ -228,8 +200,8 @@ def _leaves_of(tree: dict[str, Any], key: Key = ()) -> Iterator[tuple[Key, Array
             yield from _leaves_of(vars(part), (*key, name))
 
 
-def _tree_of(leaves: Leaves) -> Batch:
-    tree = Batch()
+def _tree_of(leaves: Leaves, *empty: str) -> Batch:
+    tree = Batch({name: Batch() for name in empty})
     for (*path, name), array in leaves.items():
         node = vars(tree)
         for part in path:
@@ -245,45 +217,34 @@ def _parts_of(buffer: Any) -> Any:
 
 def _show(buffer: Any, rows: Batch) -> None:
     """Makes a buffer and its parts read these rows, or none."""
-    for lane, part in enumerate(_parts_of(buffer)):
-        start = lane * part.maxsize
-        vars(part)["_meta"] = rows[start : start + part.maxsize] if vars(rows) else rows
     vars(buffer)["_meta"] = rows
+    for start, part in zip(vars(buffer).get("_offset", ()), vars(buffer).get("buffers", ()), strict=True):
+        vars(part)["_meta"] = rows[start : start + part.maxsize] if vars(rows) else rows
 
 
-def _state_of(buffer: Any) -> dict[str, Any]:
-    """Returns copies of a buffer's state, without its rows."""
-    rows = {id(part._meta): Batch() for part in (buffer, *_parts_of(buffer))}
-    return deepcopy({name: part for name, part in vars(buffer).items() if name not in ("_rows", "_shown")}, rows)
+def _without_rows(state: dict[str, Any]) -> dict[str, Any]:
+    """Returns copies of what a buffer consists of beside its rows."""
+    rows = {id(meta): Batch() for meta in (state["_meta"], *(part._meta for part in state.get("buffers", ())))}
+    return deepcopy({name: part for name, part in state.items() if name not in ("_rows", "_shown")}, rows)
 
 
-class ReplayBuffer(_InLanes):
-    """Tianshou's ReplayBuffer with its rows in one lane; docs/drop-ins.md lists the differences."""
+class VectorReplayBuffer(ReplayBuffer, host.VectorReplayBuffer):
+    """Tianshou's VectorReplayBuffer with a lane for each environment; docs/drop-ins.md lists the differences."""
 
-
-class _Manager(_InLanes, host.ReplayBufferManager):
     def sample_indices(self, batch_size: int | None) -> Any:
         """Draws as Tianshou does, but independently in each part; Tianshou's parts share a seed and may draw alike."""
         if not batch_size or batch_size < 0 or (self._sample_avail and self.stack_num > 1):
             return super().sample_indices(batch_size)
         ends = self._lengths.cumsum()
         numbers = self._random_state.randint(0, ends[-1], batch_size)
-        lanes = ends.searchsorted(numbers, side="right")
-        return numbers + (self._offset - ends + self._lengths)[lanes]
-
-
-class VectorReplayBuffer(host.VectorReplayBuffer, _Manager):
-    """Tianshou's VectorReplayBuffer with a lane for each environment; docs/drop-ins.md lists the differences."""
+        return numbers + (self._offset - ends + self._lengths)[ends.searchsorted(numbers, side="right")]
 
 
 class PrioritizedReplayBuffer(host.PrioritizedReplayBuffer, ReplayBuffer):
     """Tianshou's PrioritizedReplayBuffer with its rows in one lane; its process keeps the priorities."""
 
 
-class PrioritizedVectorReplayBuffer(host.PrioritizedVectorReplayBuffer, _Manager):
+class PrioritizedVectorReplayBuffer(host.PrioritizedVectorReplayBuffer, VectorReplayBuffer):
     """Tianshou's PrioritizedVectorReplayBuffer with a lane for each environment; its process keeps the priorities."""
 
-    def set_beta(self, beta: float) -> None:
-        """Sets the exponent of the weights in batches; in Tianshou's own class, the call changes no batch."""
-        super().set_beta(beta)
-        self._beta = beta
+    set_beta = host.PrioritizedReplayBuffer.set_beta  # that of Tianshou's class changes no weight

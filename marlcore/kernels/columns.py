@@ -1,6 +1,7 @@
 """Copies fields of the rows with given tickets, without stacks or returns."""
 
-from .jit import copy_bytes, jit, prefetch
+from .gather import copy
+from .jit import jit, prefetch
 
 AHEAD = 16  # rows between the prefetch and the copy
 
@@ -23,4 +24,4 @@ def gather(columns, capacity, tickets, out):
         row = tickets[i] % capacity
         for f in range(len(columns)):
             column = columns[f]
-            copy_bytes(out.ctypes.data + column.out + i * column.size, column.base + row * column.stride, column.size)
+            copy(out.ctypes.data + column.out + i * column.size, column.base + row * column.stride, column.size)

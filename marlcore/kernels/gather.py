@@ -26,7 +26,7 @@ AHEAD = 2  # slots between the prefetch of columns and their copy
 
 
 @inlined
-def _copy(to, source, size):
+def copy(to, source, size):
     """Copies like memcpy, but 4 to 64 bytes by two moves, which may overlap; two moves cost less than a call."""
     if size > 64:
         copy_bytes(to, source, size)
@@ -52,10 +52,10 @@ def _copy_rows(p, column, to, lane, first, count):
     """Copies the column's rows of `count` tickets from `first` on, in one piece if they are contiguous."""
     size, row = column.size, row_of(p, lane, first)
     if column.stride == size and row_of(p, lane, first + count - 1) == row + count - 1:
-        _copy(to, column.base + row * size, count * size)
+        copy(to, column.base + row * size, count * size)
         return
     for i in range(count):
-        _copy(to + i * size, column.base + row_of(p, lane, first + i) * column.stride, size)
+        copy(to + i * size, column.base + row_of(p, lane, first + i) * column.stride, size)
 
 
 @inlined
@@ -117,7 +117,7 @@ def _gather_state(p, column, out, lane, ticket, slot):
         zero_bytes(to, column.size)
         return
     at = row_of(p, lane, ticket) // p.state_every
-    _copy(to, column.base + at * column.stride, column.size)
+    copy(to, column.base + at * column.stride, column.size)
 
 
 @inlined
@@ -274,7 +274,7 @@ def _copy_column(p, column, to, step, own, rows, first, filled):
         for slot in range(first, filled):
             if far and slot + AHEAD < filled:
                 prefetch_span(base + own[slot + AHEAD] * stride, size - 1)
-            _copy(to + rows[slot] * step, base + own[slot] * stride, size)
+            copy(to + rows[slot] * step, base + own[slot] * stride, size)
 
 
 @inlined
