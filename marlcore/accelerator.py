@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,20 +19,21 @@ log = logging.getLogger(__name__)
 _LEAST_BYTES = 1 << 16  # CUDA copies smaller arrays directly anyway, and they may share pages with other memory
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 
-_known: dict[int, "weakref.finalize[Any, Any]"] = {}  # by address: the finalizer that unregisters the memory
+# By address: the finalizer that unregisters the memory, and whether CUDA registered it
+_known: dict[int, tuple["weakref.finalize[Any, Any]", bool]] = {}
 
 
 def kind_of(tensor: torch.Tensor) -> str:
     return tensor.device.type
 
 
-def register(array: NDArray[Any], device: torch.device) -> None:
-    """Registers the memory of an array, or of the array that it is a view of, with CUDA, once, until it is freed."""
+def register(array: NDArray[Any], device: torch.device) -> bool:
+    """Registers the memory of an array, or of its base, with CUDA, once, until it is freed; returns whether it did."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     address = array.ctypes.data
     if address in _known or array.nbytes < _LEAST_BYTES:
-        return
+        return address in _known and _known[address][1]
     with torch.cuda.device(device):  # otherwise CUDA opens device 0, too
         code = int(torch.cuda.cudart().cudaHostRegister(address, array.nbytes, _PORTABLE))  # type: ignore[no-untyped-call]
         if code:
@@ -42,7 +44,8 @@ def register(array: NDArray[Any], device: torch.device) -> None:
     owner = array if array.base is None else array.base
     forget = weakref.finalize(owner, _forget, address, device, 0 if code else os.getpid())
     forget.atexit = False  # threads may still copy, and the kernel unpins the memory of a process that ends
-    _known[address] = forget
+    _known[address] = forget, not code
+    return not code
 
 
 def _forget(address: int, device: torch.device, registered_by: int) -> None:
@@ -51,6 +54,18 @@ def _forget(address: int, device: torch.device, registered_by: int) -> None:
     if registered_by == os.getpid():
         with torch.cuda.device(device):
             torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+
+
+def part_of(host: torch.Tensor, copy: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor | None]:
+    """Returns a function from a tensor in the bytes `host` to the same part of their copy; None if it is elsewhere."""
+
+    def part(tensor: torch.Tensor) -> torch.Tensor | None:
+        offset = tensor.data_ptr() - host.data_ptr()
+        if not 0 <= offset < len(host):
+            return None
+        return copy.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), offset // tensor.itemsize)
+
+    return part
 
 
 class DeviceRow:

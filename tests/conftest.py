@@ -244,7 +244,7 @@ def cuda_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield CudaDouble(monkeypatch)
     gc.collect()
     while accelerator._known:
-        accelerator._known.popitem()[1].detach()
+        accelerator._known.popitem()[1][0].detach()
 
 
 @pytest.fixture(autouse=True)

@@ -40,8 +40,6 @@ ROUNDS, ROUND_S = 9, {True: 0.2, False: 0.02}  # longer with batches, of which s
 WATCHED_S, LOOK_S = 4.0, 0.1
 LEARNER = mc.LearnerConfig(device=DEVICE, batch_size=256, prefetch=2, warmup=2_000)
 VECTORS = replace(LEARNER, batch_size=1024, warmup=5_000)
-PROCESSES = (1, 2, 4, 8, 16)
-LEARNERS = (1, 4, 8)
 
 
 def _copy(size: int, to_device: bool) -> Work:
@@ -125,9 +123,9 @@ def hunt(agents: int) -> dict[str, float]:
     return watch(partial(TreasureHunt, agents=agents, size=20), mc.DQN(hidden=(1024, 1024)), config)
 
 
-def play(size: int) -> dict[str, float]:
+def play(size: int, mode: Any = "off") -> dict[str, float]:
     """TD3 of two layers and batches of one size, in a game of two players as hockey's."""
-    config = mc.Config(learner=replace(VECTORS, batch_size=size))
+    config = mc.Config(learner=replace(VECTORS, batch_size=size, compile=mode))
     env_fn = mc.NamedEnvironment("examples.puck:two_player_puck", {"discrete": False})
     return watch(env_fn, mc.TD3(hidden=(size, size)), config)
 
@@ -142,6 +140,7 @@ def runs() -> Mapping[str, Mapping[str, Callable[[], dict[str, float]]]]:
         "GPU, without prefetch": replace(LEARNER, prefetch=0),
         "GPU": LEARNER,
         "GPU, reduce-overhead": replace(LEARNER, compile="reduce-overhead"),
+        "GPU, reduce-overhead, without prefetch": replace(LEARNER, compile="reduce-overhead", prefetch=0),
     }
     acting = {
         "actors on the CPU, 32 copies": mc.ActorConfig(envs=32),
@@ -153,13 +152,16 @@ def runs() -> Mapping[str, Mapping[str, Callable[[], dict[str, float]]]]:
         },
         "the same, by actors": {
             f"{n} processes": partial(watch, pong, dqn, replace(pixels, actor=mc.ActorConfig(processes=n, envs=8)))
-            for n in PROCESSES
+            for n in (1, 2, 4, 8, 16)
         }
         | {name: partial(watch, pong, dqn, replace(pixels, actor=actor)) for name, actor in acting.items()},
         "learner processes on one GPU, DQN of 1024 x 1024, batches of 1024": {
-            f"{agents}": partial(hunt, agents) for agents in LEARNERS
+            f"{agents}": partial(hunt, agents) for agents in (1, 4, 8)
         },
-        "TD3 of two players": {f"{n} x {n}, batches of {n}": partial(play, n) for n in (256, 1024)},
+        "TD3 of two players": {
+            f"{n} x {n}, batches of {n}, compile {mode}": partial(play, n, mode)
+            for n, mode in ((256, "off"), (256, "reduce-overhead"), (1024, "off"), (1024, "reduce-overhead"))
+        },
     }
 
 

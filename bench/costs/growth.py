@@ -39,10 +39,8 @@ from ..processes import cpu_of_descendants, title
 from ..runs.training import endless
 
 COPIES = (1, 4, 16, 64)
-AGENTS = (1, 3, 10, 30, 100)
-MANY_AGENTS = (100, 1000)
-POLICIES, LEARNERS = 20, 4
-UPDATES_PER_STEP = 0.05
+AGENTS, MANY_AGENTS = (1, 3, 10, 30, 100), (100, 1000)
+POLICIES, LEARNERS, UPDATES_PER_STEP = 20, 4, 0.05
 BASE_COPIES, BASE_AGENTS = 4, 3
 MEASURED_CPU_S = 3.0  # of the actor
 NEW_ROWS = 4096

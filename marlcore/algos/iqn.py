@@ -96,13 +96,12 @@ class IQNTrainer(QTrainer):
         super().__init__(hyper, network)
         self.generator = seeded_generator(self.device)
 
-    def update(self, batch: Any) -> Update:
+    def step(self, batch: Any) -> Update:
         """Makes one step on a batch of B transitions (Dabney et al. 2018, equation 3); `weight` weighs the rows.
 
         A row's priority is its loss without `weight`. Rainbow also takes the loss as priority, for another
         distribution of returns (Hessel et al. 2018, arXiv:1710.02298, "The integrated agent").
         """
-        self.follow_schedules(batch)
         taus = self._fractions(len(batch.action), self.hyper.n_tau)
         action = self.network.actions.encode(batch.action)
         predicted = _of_action(faster(self.network)(batch.obs, taus), action)

@@ -14,7 +14,7 @@ from ..errors import ClosedError, MarlcoreError, NotEnoughData, StaleHandle, Tim
 from ..lazy import missing
 from ..memory import WAIT_SLICE_S, check_interruption
 from ..observations import each
-from ..transitions import Batch, TorchBatch, block_of
+from ..transitions import Batch, TorchBatch, memory_of
 
 if TYPE_CHECKING:
     import torch
@@ -242,14 +242,14 @@ class Mover:
 
     def move(self, batch: Batch) -> tuple[TorchBatch, Any]:
         """Begins to copy a batch, in the drawing thread; returns it and the event after its copies."""
-        moved, block = batch.torch(), block_of(batch)
-        if self._stream is None or block is None:
+        moved, memory = batch.torch(), memory_of(batch)
+        if self._stream is None or memory is None:
             _replace(moved, self._pinned)
         if self._stream is None:
             return moved, None
         with self._torch.cuda.stream(self._stream):
             host = dict(vars(moved))
-            _replace(moved, self._to_device if block is None else self._parts(block))
+            _replace(moved, self._to_device if memory is None else self._parts(memory.root))
             event = self._stream.record_event()
             self._settle()
             self._copying = event, host
@@ -284,20 +284,17 @@ class Mover:
 
     def _parts(self, block: Any) -> Any:
         """Copies a batch's block to the device; returns a function of a host tensor that returns the device's."""
-        from ..accelerator import register
+        from ..accelerator import part_of, register
 
         register(block, self._stream.device)
         host = self._torch.from_numpy(block)
-        on_device = self._to_device(host)
+        part = part_of(host, self._to_device(host))
 
-        def part(tensor: "torch.Tensor") -> "torch.Tensor":
-            offset = tensor.data_ptr() - host.data_ptr()
-            if not 0 <= offset < len(host):
-                return self._to_device(tensor)
-            typed = on_device.view(tensor.dtype)
-            return typed.as_strided(tensor.shape, tensor.stride(), offset // tensor.itemsize).contiguous()
+        def moved(tensor: "torch.Tensor") -> "torch.Tensor":
+            found = part(tensor)
+            return self._to_device(tensor) if found is None else found.contiguous()
 
-        return part
+        return moved
 
 
 def _replace(batch: TorchBatch, new: Any) -> None:

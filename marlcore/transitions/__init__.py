@@ -4,7 +4,7 @@ A writer stages a transition and appends it in one call. A reader copies rows in
 no writer overwrote them. The replay and the trajectory queue build on this room and choose the rows to read.
 """
 
-from .batch import Batch, BatchMemory, TorchBatch, block_of
+from .batch import Batch, BatchMemory, TorchBatch, memory_of
 from .counting import count_transitions
 from .durable import DURABLE, Durability, Durable, hollow
 from .in_order import InOrder

@@ -314,10 +314,9 @@ class BatchMemory:
 _memories: WeakValueDictionary[int, BatchMemory] = WeakValueDictionary()  # by the id of the array that owns each
 
 
-def block_of(batch: Batch) -> NDArray[np.uint8] | None:
-    """Returns the block that holds a sampler's batch, but for a few of its arrays; None for other batches."""
-    memory = _memories.get(id(batch.index.base))
-    return None if memory is None else memory.root
+def memory_of(batch: Batch) -> BatchMemory | None:
+    """Returns the memory that holds a sampler's batch, but for a few of its arrays; None for other batches."""
+    return _memories.get(id(batch.index.base))
 
 
 def _every_array(fields: dict[str, Any]) -> list[NDArray[Any]]:

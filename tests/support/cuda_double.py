@@ -38,6 +38,9 @@ class Stream:
     def wait_event(self, event: "Event") -> None:
         event.synchronize()  # what this stream does after that is done at once
 
+    def wait_stream(self, other: "Stream") -> None:
+        other.synchronize()
+
     def synchronize(self) -> None:
         self.record_event().synchronize()
 
@@ -61,6 +64,7 @@ class CudaDouble:
         refuses, refusal: whether it registers nothing, and whether the next kernel would raise that.
         wrong: what CUDA would not forgive.
         by_device, by_cpu, pinned: bytes copied between host and device, by the C core, and of pinned memory.
+        pinned_at: the addresses of pinned memory.
         current: the stream of callers that chose none.
         halfway: called once, in the middle of the next copy from or to a slot.
     """
@@ -70,6 +74,7 @@ class CudaDouble:
         self.refuses = self.refusal = False
         self.wrong: list[str] = []
         self.by_device = self.by_cpu = self.pinned = 0
+        self.pinned_at: list[range] = []
         self.current = Stream()
         self.halfway: Callable[[], object] = lambda: None
         self._chosen = threading.local()
@@ -110,6 +115,11 @@ class CudaDouble:
         self._expect(is_mapped(address, self.registered.pop(address, 1 << 40)), "unregisters memory that is gone")
         return 0
 
+    @property
+    def chosen(self) -> Stream:
+        """The calling thread's stream."""
+        return getattr(self._chosen, "stream", self.current)
+
     def _expect(self, fact: bool, wrong: str) -> None:
         if not fact:
             self.wrong.append(wrong)
@@ -128,7 +138,9 @@ class CudaDouble:
 
     def _pinning_empty(self, *args: Any, pin_memory: bool = False, **options: Any) -> Any:
         made = self._empty(*args, **options)
-        self.pinned += made.nbytes if pin_memory and args != (1,) else 0  # which only asks whether that is possible
+        if pin_memory and args != (1,):  # which only asks whether that is possible
+            self.pinned += made.nbytes
+            self.pinned_at.append(range(made.data_ptr(), made.data_ptr() + made.nbytes))
         return made
 
     def _to(self, tensor: Any, *args: Any, **options: Any) -> Any:

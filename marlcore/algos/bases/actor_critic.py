@@ -222,11 +222,15 @@ class NoisyPolicyTrainer(ActorCriticTrainer):
 class DelayedPolicyTrainer(NoisyPolicyTrainer):
     """Trains the critics at each update, and the policy at every `policy_delay`-th; both have target copies."""
 
+    def __init__(self, hyper: Any, model: Any) -> None:
+        super().__init__(hyper, model)
+        self.period = hyper.policy_delay
+
     def step(self, batch: Any) -> Update:
         """Makes one step on a batch of B transitions (Fujimoto et al. 2018, Algorithm 1); see `improve_critics`."""
         metrics, priority = self.improve_critics(batch, self.targets(batch))
         self.updates += 1
-        if self.updates % self.hyper.policy_delay == 0:
+        if self.updates % self.period == 0:
             loss = self.policy_loss(batch, *self.policy_actions(batch))
             self.descend(self.policy_optimizer, loss)
             metrics["policy_loss"] = loss.detach()

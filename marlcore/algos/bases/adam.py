@@ -52,10 +52,17 @@ class ClippedAdam(torch.optim.Adam):
         self._step: torch.Tensor = states[0]["step"].clone()  # one count for all tensors, so that one call advances it
         self._steps = [self._step] * len(states)
         self._one = torch.ones_like(self._step)  # a plain number would become a new tensor in each operation
+        self._rate: torch.Tensor | None = None  # the learning rate for CUDA graphs, which would keep a plain number
 
     def set_learning_rate(self, lr: float) -> None:
         for group in self.param_groups:
             group["lr"] = lr
+        if self._rate is not None:
+            self._rate.fill_(lr)
+
+    def make_capturable(self) -> None:
+        """Lets CUDA graphs capture `clip_and_step`: they then read the learning rate, as float32, at each replay."""
+        self._rate = torch.full_like(self._step, self.param_groups[0]["lr"])
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Zeroes the gradients in place; they stay views of one vector."""
@@ -74,7 +81,7 @@ class ClippedAdam(torch.optim.Adam):
             self._squares,
             [],
             self._steps,
-            lr=group["lr"],
+            lr=group["lr"] if self._rate is None else self._rate,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             weight_decay=0.0,

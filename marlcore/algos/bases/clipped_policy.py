@@ -165,7 +165,7 @@ class ClippedPolicyTrainer(AdamTrainer):
         if single:
             steps = [self._step(evaluated, rows, bonus)]
         else:
-            steps = self._passes(rows, lambda part: self._step(self.evaluate(part), part, bonus), KL)
+            steps = self._passes(rows, lambda part: self.step(part, bonus), KL)
         metrics = dict(zip(METRICS, torch.stack(steps).mean(0), strict=True))
         return Update({**metrics, "explained_variance": explained}, updates=len(steps))
 
@@ -258,7 +258,11 @@ class ClippedPolicyTrainer(AdamTrainer):
             part = slice(first, first + self.hyper.minibatch_size)
             yield Minibatch(*(rows_at(values, part) for values in shuffled))
 
-    def _step(self, evaluated: Evaluated, rows: Minibatch, bonus: float) -> torch.Tensor:
+    def step(self, rows: Minibatch, bonus: Any) -> torch.Tensor:
+        """Makes a gradient step on a minibatch, which may be captured by CUDA graphs; see `_step`."""
+        return self._step(self.evaluate(rows), rows, bonus)
+
+    def _step(self, evaluated: Evaluated, rows: Minibatch, bonus: Any) -> torch.Tensor:
         """Makes a gradient step on `rows`, given the model's results; returns METRICS. `bonus` weights the entropy."""
         hyper = self.hyper
         policy_loss, kl, clipped = self._policy_loss(evaluated.log_prob, rows, torch.mean)

@@ -122,15 +122,19 @@ class QTrainer(TargetTrainer):
         super().__init__(hyper, network)
         self.network = network
         self.optimizer = self.adam(network.parameters())
+        self.period = hyper.target_update_freq or 1
 
     def update(self, batch: Any) -> Update:
+        self.follow_schedules(batch)
+        return self.step(batch)
+
+    def step(self, batch: Any) -> Update:
         """Makes one step on a batch of B transitions, weighted by `weight`.
 
         The Huber loss clips the error in the gradient to [-1, 1] (Mnih et al. 2015, Methods, "Training algorithm for
         deep Q-networks"). A row's priority is its absolute error (Schaul et al. 2016, "Prioritized experience replay",
         arXiv:1511.05952, section 3.3), of rewards times reward_scale.
         """
-        self.follow_schedules(batch)
         values = faster(self.network)(batch.obs)
         q_taken = self.value_of(self.network, values, self.action_index(batch), batch.obs)
         targets = self.targets(batch)
@@ -170,10 +174,9 @@ class QTrainer(TargetTrainer):
     def move_target(self) -> None:
         """Counts an update; moves the target by `tau`, or copies the network after `target_update_freq` updates."""
         self.updates += 1
-        interval = self.hyper.target_update_freq
-        if not interval:
+        if not self.hyper.target_update_freq:
             self.soft_update(self.hyper.tau)
-        elif self.updates % interval == 0:
+        elif self.updates % self.period == 0:
             self.soft_update(1.0)
 
 
@@ -183,13 +186,12 @@ class WindowTrainer(QTrainer):
     A batch has DQN's fields with an axis T after B, `mask` bool [B, T], `valid`, and the first state in `extras`.
     """
 
-    def update(self, batch: Any) -> Update:
+    def step(self, batch: Any) -> Update:
         """Makes one step on B windows of T transitions; only transitions whose `mask` is True count.
 
         The loss is the mean over these transitions of the Huber loss times the window's `weight`. For priorities, see
         `window_priority`.
         """
-        self.follow_schedules(batch)
         batch, window = shortened(batch, self.hyper.burn_in)
         values, _ = faster(self.network)(*window)
         q_taken = self.value_of(self.network, values[:, :-1], self.action_index(batch), batch.obs)

@@ -27,17 +27,17 @@ class AdamTrainer:
     def __init__(self, hyper: Any) -> None:
         self.hyper = hyper
         self._is_scheduled = RATE in hyper.schedules()
-        self._optimizers: list[ClippedAdam] = []
+        self.optimizers: list[ClippedAdam] = []
 
     def adam(self, parameters: Iterable[torch.Tensor]) -> ClippedAdam:
         """Makes an optimizer with the learning rate of `hyper`; `follow_schedules` sets a scheduled rate."""
         rate = None if self._is_scheduled else self.hyper.learning_rate
-        self._optimizers.append(ClippedAdam(list(parameters), rate, self.epsilon))
-        return self._optimizers[-1]
+        self.optimizers.append(ClippedAdam(list(parameters), rate, self.epsilon))
+        return self.optimizers[-1]
 
     def follow_schedules(self, batch: Any) -> None:
         """Sets the learning rate, if it is a schedule, to the rate in `batch.numbers`."""
-        for optimizer in self._optimizers if self._is_scheduled else ():
+        for optimizer in self.optimizers if self._is_scheduled else ():
             optimizer.set_learning_rate(batch.numbers[RATE])
 
     def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
@@ -78,6 +78,8 @@ def _state_of(part: Any) -> Any:
 
 class TargetTrainer(AdamTrainer):
     """Base of trainers with a target network: a slowly updated copy of the model's part `source`."""
+
+    period = 1  # updates, of which the last may compute more than the others
 
     def __init__(self, hyper: Any, source: nn.Module) -> None:
         super().__init__(hyper)

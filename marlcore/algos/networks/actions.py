@@ -23,7 +23,8 @@ class JointActions(EnumeratedActions):
         """Returns the numbers int64 [...] of actions [..., *shape] in the form that rows store."""
         if not self._shape:
             return action.long()
-        return (action.flatten(-len(self._shape)).long() * self._digits[0].to(action.device)).sum(-1)
+        self._digits = self._digits.to(action.device)  # once, since CUDA graphs cannot capture this copy
+        return (action.flatten(-len(self._shape)).long() * self._digits[0]).sum(-1)
 
     def decoded(self, index: torch.Tensor) -> torch.Tensor:
         """Does the same as `decode`, with torch."""

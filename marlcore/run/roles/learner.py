@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from ...algos.compiled import with_engine
+from ...algos.compiled.cuda_graphs import can_capture, capture
 from ...checks import brief
 from ...config import MAIN, AssignedPolicy, Constant, LearnerConfig, schedules_of
 from ...errors import TimedOut, pass_on_from_handler
@@ -35,7 +36,8 @@ from .batches import QueueBatches, ReplayBatches
 from .role import Role
 
 log = logging.getLogger(__name__)
-CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile
+# Modes of torch.compile with CUDA graphs of its own, and the same modes without them
+CUDA_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 
 class LearnerRole(Role):
@@ -189,16 +191,26 @@ def _trainer_of(policy: AssignedPolicy, model: PolicyModel, settings: LearnerCon
         return {name: tensor.data_ptr() for name, tensor in model.acting.state_dict(keep_vars=True).items()}
 
     published = addresses()
-    if settings.compile != "off":
-        compile_model(model.whole, settings.compile)
     trainer = policy.algorithm.make_trainer(model.whole)
     if addresses() != published:
         raise ValueError("make_trainer: expected it to change the model's tensors in place, but it replaced some")
-    reason = "learner.compile"
     if settings.compile == "off":
         trainer, reason = with_engine(trainer, settings.engine)
+    else:
+        prioritized = getattr(policy.source, "prioritized", None) is not None
+        reason = compile_updates(trainer, model.whole, settings.compile, prioritized)
     log.info("%s: updates are %s", policy.name, f"torch's: {reason}" if reason else "compiled")
     return trainer
+
+
+def compile_updates(trainer: Any, module: torch.nn.Module, mode: str, prioritized: bool) -> str:
+    """Compiles a trainer's model, and captures its steps if it can and the mode has CUDA graphs; returns the reason."""
+    if mode not in CUDA_GRAPHS or not can_capture(trainer):
+        compile_model(module, mode)
+        return "learner.compile"
+    compile_model(module, CUDA_GRAPHS[mode])
+    capture(trainer, prioritized)
+    return "learner.compile, by CUDA graphs"
 
 
 def compile_model(module: torch.nn.Module, mode: str) -> None:

@@ -117,7 +117,7 @@ def test_a_restored_trainer_keeps_its_own_learning_rate(name):
         batch = batch_of(hyper, spaces)
         batch.numbers = {"learning_rate": 3e-3}
         resumed.update(batch)
-        assert {group["lr"] for optimizer in resumed._optimizers for group in optimizer.param_groups} == {rate}
+        assert {group["lr"] for optimizer in resumed.optimizers for group in optimizer.param_groups} == {rate}
 
 
 COPIED = {"target_update_freq": 4}

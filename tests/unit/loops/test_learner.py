@@ -21,7 +21,7 @@ from marlcore.algos.compiled import with_engine
 from marlcore.algos.dqn import DQNTrainer
 from marlcore.loops import FiniteCheck, Learner, Normalizer, PolicyModel, choose_device, learn, learn_while
 from marlcore.loops import learner as loop
-from marlcore.run.roles.learner import compile_model
+from marlcore.run.roles import learner as role
 from marlcore.spaces import MASK
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -267,14 +267,11 @@ seen: list[Any] = []
 
 class Watched(mc.DQN):
     def make_trainer(self, model: torch.nn.Module) -> Any:
-        trainer = super().make_trainer(model)
-        chosen = with_engine(mc.DQN().make_trainer(model), "auto")[0]
-        seen.append((model._compiled_call_impl, type(chosen), trainer.target._compiled_call_impl))
-        return trainer
+        seen.append((model, super().make_trainer(model)))
+        return seen[-1][1]
 
 
-def test_the_model_is_compiled_when_its_trainer_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that the trainer copies from it is compiled."""
+def test_the_model_is_compiled_and_its_target_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modes = []
 
     def compiled(module: torch.nn.Module, mode: str) -> None:
@@ -284,9 +281,26 @@ def test_the_model_is_compiled_when_its_trainer_is_made(tmp_path: Path, monkeypa
     monkeypatch.setattr(torch.nn.Module, "compile", compiled)
     runs = Runs(total_steps=150, learner={"compile": "reduce-overhead"})
     runs.train(tmp_path, "gymnasium:CartPole-v1", Watched(hidden=(8, 8)))
-    ((implementation, kind, of_target),) = seen
+    ((model, trainer),) = seen
     assert modes == ["reduce-overhead"]
-    assert implementation is not None and kind is DQNTrainer and of_target is None
+    assert model._compiled_call_impl is not None and trainer.target._compiled_call_impl is None
+    assert type(with_engine(mc.DQN().make_trainer(model), "auto")[0]) is DQNTrainer
+
+
+@pytest.mark.parametrize(
+    "mode, of_torch",
+    [("default", "default"), ("reduce-overhead", "default"), ("max-autotune", "max-autotune-no-cudagraphs")],
+)
+def test_torch_makes_no_graphs_inside_of_graphs(monkeypatch: pytest.MonkeyPatch, mode: str, of_torch: str) -> None:
+    modes: list[str] = []
+    captured: list[Any] = []
+    monkeypatch.setattr(role, "compile_model", lambda module, mode: modes.append(mode))
+    monkeypatch.setattr(role, "can_capture", lambda trainer: True)
+    monkeypatch.setattr(role, "capture", lambda *args: captured.append(args))
+    trainer, by_graphs = object(), mode != "default"
+    reason = role.compile_updates(trainer, torch.nn.Identity(), mode, True)
+    assert modes == [of_torch] and captured == [(trainer, True)] * by_graphs
+    assert reason == "learner.compile" + ", by CUDA graphs" * by_graphs
 
 
 @pytest.mark.parametrize("mode, kept", [("reduce-overhead", True), ("max-autotune", True), ("default", False)])
@@ -300,7 +314,7 @@ def test_what_a_cuda_graph_returned_outlives_its_next_call(
 
     monkeypatch.setattr(torch.nn.Module, "compile", compiled)
     module = torch.nn.Identity()
-    compile_model(module, mode)
+    role.compile_model(module, mode)
     first = module(torch.tensor(1.0))
     module(torch.tensor(2.0))
     assert (first["values"] == 1.0) == kept
