@@ -1,6 +1,7 @@
 """Pickles objects for other processes, and refuses those that would silently mean something else there."""
 
 import io
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ _NUMBER = (
     "its open file has another number in a worker: use a TrajectoryQueue, `report` of the worker's context, "
     "or a path or an address that the worker opens"
 )
+_COPY = "torch's shared memory would reach a worker as a copy: pass `clone()` of it, or publish it by a ParameterStore"
 _OWN_WAYS = ("__reduce_ex__", "__reduce__", "__getstate__")
 
 
@@ -39,6 +41,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         kind = type(thing)
         if hasattr(kind, "fileno") and self._copies(kind) and _is_open(thing.fileno):
             raise TypeError(f"{kind.__name__}: {_NUMBER}")
+        if "torch" in sys.modules and _is_shared(sys.modules["torch"], thing):
+            raise TypeError(f"{kind.__name__}: {_COPY}")
         return super().reducer_override(thing)
 
     def _copies(self, kind: type) -> bool:
@@ -53,3 +57,11 @@ def _is_open(fileno: Callable[[], int]) -> bool:
         return fileno() >= 0
     except (OSError, ValueError):  # of a closed connection or file
         return False
+
+
+def _is_shared(torch: Any, thing: Any) -> bool:
+    if not isinstance(thing, (torch.Tensor, torch.UntypedStorage)) or thing.device.type != "cpu":
+        return False  # those on a GPU always say that they are shared
+    if isinstance(thing, torch.Tensor) and (thing.layout != torch.strided or torch.nn.parameter.is_lazy(thing)):
+        return False  # it has no storage of its own
+    return bool(thing.is_shared())

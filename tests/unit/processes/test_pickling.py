@@ -15,6 +15,7 @@ import marlcore as mc
 from marlcore.processes import check_picklable
 
 FILE = "its open file has another number in a worker: use a TrajectoryQueue, `report` of the worker's context, "
+COPY = "torch's shared memory would reach a worker as a copy: pass `clone()` of it, or publish it by a ParameterStore"
 
 
 class Device:
@@ -71,3 +72,14 @@ def test_a_worker_refuses_a_pipe_and_takes_a_duplicate() -> None:
         workers.start(write_to, DupFd(send.fileno()))
         assert workers.wait(60) and os.read(receive.fileno(), 5) == b"hello" and len(workers) == 1
     multiprocessing.resource_sharer.stop()
+
+
+def test_torchs_shared_memory_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.zeros(3).share_memory_()
+    module, buffered = torch.nn.Linear(2, 2).share_memory(), torch.nn.BatchNorm1d(2)
+    buffered.running_mean.share_memory_()
+    for thing in (tensor, tensor[1:], [tensor], lambda: tensor, module, buffered, tensor.untyped_storage()):
+        check_refused(partial(check_picklable, given=thing), TypeError, COPY)
+    private = (tensor.clone(), torch.eye(2).to_sparse(), torch.zeros(2, device="meta"), torch.nn.LazyLinear(2))
+    check_picklable(private=private, module=torch.nn.Linear(2, 2))
