@@ -78,7 +78,7 @@ class Writer(WriterBase):
         fields = FieldSetters(view.spec, view.layout, self._setter)
         self._put_obs, self._put_final, self._put_action = fields.obs, fields.final_obs, fields.action
         self._extras = fields.extras
-        self._stagings: dict[int, BatchStaging] = {}  # by the number of rows
+        self._stagings: dict[tuple[int, int], BatchStaging] = {}  # by the numbers of rows and of boundary rows
         self._spare_rows = int(gate is not None)  # the newest row holds the number of written transitions
         invalidate_after_fork(self)
 
@@ -297,15 +297,20 @@ class Writer(WriterBase):
         return put
 
     def _staging_of(self, rows: int, truncated: Any, final_obs: Any) -> BatchStaging:
-        """Returns staging for `rows` rows; without a final_obs, equally long batches reuse it."""
+        """Returns staging that equally long batches with as many boundary rows reuse."""
         if final_obs is None:
-            kept = self._stagings
-            if rows not in kept:
-                if sum(kept) + rows > _MOST_STAGED:
-                    kept.clear()
-                kept[rows] = BatchStaging(self._native, self._view, rows, self._spare_rows)
-            return kept[rows]
+            return self._kept_staging(rows, 0)
         ended = np.zeros(rows, np.bool_) if truncated is None else rows_of("truncated", _FLAG, truncated, rows)
-        if self._view.spec.next_obs or not ended.any():
+        staging = self._kept_staging(rows, int(np.count_nonzero(ended)))
+        if self._view.spec.next_obs or not staging.boundaries:
             raise ValueError("final_obs: expected None unless rows are truncated and the spec stores no next_obs")
-        return BatchStaging(self._native, self._view, rows, self._spare_rows, ended)
+        staging.merge(ended)
+        return staging
+
+    def _kept_staging(self, rows: int, boundaries: int) -> BatchStaging:
+        kept, key = self._stagings, (rows, boundaries)
+        if key not in kept:
+            if sum(map(sum, kept)) + rows + boundaries > _MOST_STAGED:
+                kept.clear()
+            kept[key] = BatchStaging(self._native, self._view, rows, self._spare_rows, boundaries)
+        return kept[key]
