@@ -27,6 +27,7 @@ from ..memory import (
     let_in,
     one_thread,
 )
+from ..observations import leaves
 from ..spec import Field, as_field, as_flag, rows_of
 from .layout import REWARD_OFFSET, LaneView, Place, rewards_of
 from .setters import FieldSetters, RewardVector, Setter, put_all, setter
@@ -161,7 +162,8 @@ class Writer(WriterBase):
 
         Args:
             obs, action, reward, terminated, truncated, extras: as for `add`, each with a leading axis T.
-            final_obs: [number of truncated rows, *shape], in the order of these rows; needed if there are any.
+            final_obs: [number of truncated rows, *shape], in the order of these rows; may be None if there
+                are none.
 
         Returns: the first transition's ticket, or -1 as `add`.
 
@@ -178,7 +180,7 @@ class Writer(WriterBase):
         began = None
         try:
             staging.put_reward(reward)
-            staging.put_ends(terminated, truncated, final_obs)
+            staging.put_ends(terminated, truncated, final_obs if staging.boundaries else None)
             staging.put(obs, action, extras)
             if self._gate is not None:
                 began = time.monotonic()
@@ -302,9 +304,11 @@ class Writer(WriterBase):
             return self._kept_staging(rows, 0)
         ended = np.zeros(rows, np.bool_) if truncated is None else rows_of("truncated", _FLAG, truncated, rows)
         staging = self._kept_staging(rows, int(np.count_nonzero(ended)))
-        if self._view.spec.next_obs or not staging.boundaries:
+        fits = staging.boundaries or all(np.shape(part)[:1] == (0,) for part in leaves(final_obs).values())
+        if self._view.spec.next_obs or not fits:
             raise ValueError("final_obs: expected None unless rows are truncated and the spec stores no next_obs")
-        staging.merge(ended)
+        if staging.boundaries:
+            staging.merge(ended)
         return staging
 
     def _kept_staging(self, rows: int, boundaries: int) -> BatchStaging:
