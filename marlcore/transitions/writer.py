@@ -1,5 +1,7 @@
 """The writer of one lane: it checks a transition, stages it, and appends it with one call."""
 
+from __future__ import annotations
+
 import errno
 import math
 import time
