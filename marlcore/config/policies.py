@@ -8,7 +8,7 @@ import cloudpickle
 
 from ..checks import brief, check_type, did_you_mean
 from ..interfaces import Algorithm, CompiledPolicy, QueueSource, ReplaySource
-from ..processes import dumps, encoded_name
+from ..processes import encoded_name
 from ..spaces import JOINT, Spaces
 from .config import Config
 from .schedules import Schedule, check_free
@@ -44,7 +44,7 @@ class AssignedPolicy:
         if self.compiled is None:
             return self
         copy = object.__new__(AssignedPolicy)
-        pickled = self.__dict__.get("_pickled") or dumps(self.algorithm)  # a cluster's node has "_pickled"
+        pickled = self.__dict__.get("_pickled") or cloudpickle.dumps(self.algorithm)  # a cluster's node has "_pickled"
         copy.__dict__.update(self.__dict__, _pickled=pickled)
         copy.__dict__.pop("algorithm", None)
         return copy

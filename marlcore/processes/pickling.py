@@ -41,7 +41,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         kind = type(thing)
         if hasattr(kind, "fileno") and self._copies(kind) and _is_open(thing.fileno):
             raise TypeError(f"{kind.__name__}: {_NUMBER}")
-        if "torch" in sys.modules and _is_shared(sys.modules["torch"], thing):
+        torch = sys.modules.get("torch")
+        if hasattr(torch, "UntypedStorage") and _is_shared(torch, thing):  # not while another thread imports it
             raise TypeError(f"{kind.__name__}: {_COPY}")
         return super().reducer_override(thing)
 
@@ -55,7 +56,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 def _is_open(fileno: Callable[[], int]) -> bool:
     try:
         return fileno() >= 0
-    except (OSError, ValueError):  # of a closed connection or file
+    except (OSError, ValueError, TypeError):  # of a closed connection or file, or None of a device that is not open
         return False
 
 

@@ -2,10 +2,12 @@
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -83,3 +85,9 @@ def test_torchs_shared_memory_is_refused() -> None:
         check_refused(partial(check_picklable, given=thing), TypeError, COPY)
     private = (tensor.clone(), torch.eye(2).to_sparse(), torch.zeros(2, device="meta"), torch.nn.LazyLinear(2))
     check_picklable(private=private, module=torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("torch", [None, ModuleType("torch")], ids=["hidden", "half imported"])
+def test_without_a_whole_torch_all_else_is_pickled(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    check_picklable(given=Device(None))
