@@ -9,7 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from ..interfaces import Action, Algorithm, CompiledPolicy
 from ..loops import ActingPolicy, Network, PolicyModel, TorchNetwork, build_model, exploration_of
 from ..memory import SegmentHandle
 from ..observations import ALONE, Pad, Values, by_name, in_form
+from ..processes import dumps
 from ..record import (
     UNPICKLED,
     WEIGHTS,
@@ -199,7 +199,7 @@ class SavedRun:
     path: Path
     policies: tuple[AssignedPolicy, ...]
     config: Config
-    pickled_env_fn: bytes | None = None  # None if cloudpickle could not pickle it
+    pickled_env_fn: bytes | None = None  # None if it cannot be pickled
     described: bool = False  # read from policies.json, which is not trusted
 
     @classmethod
@@ -316,14 +316,14 @@ def _loaded(policy: AssignedPolicy, model: PolicyModel, config: Config, numbers:
 def save_policies(
     run_dir: Path, env_fn: Callable[[], Any], policies: tuple[AssignedPolicy, ...], config: Config
 ) -> None:
-    """Saves the files that `SavedRun` reads, without the environment function if cloudpickle cannot pickle it."""
+    """Saves the files that `SavedRun` reads, without the environment function if it cannot be pickled."""
     try:
-        pickled = cloudpickle.dumps(env_fn)  # separately, since policies can act without it
+        pickled = dumps(env_fn)  # separately, since policies can act without it
     except Exception:  # pickling may raise anything; a run in serial mode works without a pickle
         pickled = None
     write_policies(run_dir, policies, config)
     policies = tuple(replace(policy, compiled=None) for policy in policies)  # compiled forms change between versions
-    write_sealed(run_dir / PICKLED, cloudpickle.dumps({"env_fn": pickled, "policies": policies, "config": config}))
+    write_sealed(run_dir / PICKLED, dumps({"env_fn": pickled, "policies": policies, "config": config}))
 
 
 def named(name: str, policies: Any) -> Any:

@@ -5,10 +5,11 @@ their parent dies. Counters, notes and metrics travel through shared memory. The
 callables and as names of modules to preload.
 """
 
-from .children import EARLY, PRELOAD, Child, Children, check_picklable, failure_of
+from .children import EARLY, PRELOAD, Child, Children, failure_of
 from .control import BEATS, BEGUN, DONE, EPISODES, PID, READY, RESTARTS, SHARE, SKIPS, STEPS, UPDATES, Control
 from .fork_server import START_S, ForkServer, start_child
 from .logs import opener, setup_logging, setup_worker
+from .pickling import check_picklable, dumps
 from .pool import Pool
 from .serve import end_with_parent
 from .signals import Interrupts, handlers_kept, stopped

@@ -20,14 +20,12 @@ from pathlib import Path
 from traceback import FrameSummary, StackSummary, TracebackException
 from typing import Any
 
-import cloudpickle
-
-from ..checks import brief
 from ..closing import ClosedAfterError, Closing
-from ..errors import Deadlocked, Diverged, EnvironmentFailed, WorkerFailed, pass_on_from_handler, suppress_failed_calls
+from ..errors import Deadlocked, Diverged, EnvironmentFailed, WorkerFailed, suppress_failed_calls
 from ..memory import too_many_files
 from .fork_server import CLOSED, KILL_S, STATUS_S, ForkServer, cause_of, read_status
 from .logs import has_log_file
+from .pickling import dumps
 from .serve import leave, readable, show_title
 from .signals import STACKS, Interrupts
 
@@ -85,7 +83,7 @@ class Children(Closing):
         Definitions in `__main__`, in a notebook or in a function, which another process cannot import, are pickled by
         value. So a worker never imports the program that started it.
         """
-        return self.start(name, _work, prepare, cloudpickle.dumps(work), early=early)
+        return self.start(name, _work, prepare, dumps(work), early=early)
 
     def wait(self, seconds: float) -> None:
         """Sleeps until a process has ended, at most `seconds`."""
@@ -247,17 +245,6 @@ def _foreign(stack: StackSummary) -> list[FrameSummary]:
     foreign = [not frame.filename.startswith(PACKAGE) for frame in stack]
     after = [*foreign[1:], False]
     return [frame for frame, *keeps in zip(stack, foreign, after, strict=True) if any(keeps)]
-
-
-def check_picklable(**things: Any) -> None:
-    """Raises TypeError, which names the argument, if a value cannot be pickled for another process."""
-    for name, thing in things.items():
-        try:
-            cloudpickle.dumps(thing)
-        except Exception as error:  # a class's own pickling may raise anything
-            pass_on_from_handler(error)
-            reason = str(error).partition("\n")[0]
-            raise TypeError(f"{name}: expected something that can be pickled, got {brief(thing)} ({reason})") from None
 
 
 def enter(surroundings: dict[str, Any]) -> None:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-import cloudpickle
-
 from ..closing import Closing
 from ..errors import WorkerFailed
 from .children import Child, Children, enter, message_of
+from .pickling import dumps
 from .serve import leave, readable
 
 RETRIES = 3  # further processes that get a request whose process died
@@ -33,7 +32,7 @@ class Pool(Closing):
         self, make: Callable[[], Answer], size: int, *, name: str = "worker", preload: Sequence[str] = (),
         fork: bool | None = False,
     ) -> None:  # fmt: skip
-        self._make = cloudpickle.dumps(make)
+        self._make = dumps(make)
         self._size, self._name = size, name
         self._children = Children(preload, fork=fork)
         self._started = 0

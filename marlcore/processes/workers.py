@@ -19,8 +19,9 @@ from ..closing import ClosedAfterError
 from ..errors import ClosedError, StaleHandle, WorkerFailed
 from ..fixed import fixed
 from ..memory import interrupt_waits_with
-from .children import PRELOAD, Child, Children, check_picklable
+from .children import PRELOAD, Child, Children
 from .control import Control
+from .pickling import check_picklable
 from .signals import STOPPING, Interrupts, raise_for
 from .telemetry import Metric, Telemetry, encoded_name
 

@@ -1,5 +1,7 @@
 """The replay buffer: lanes of transitions in one segment; actors write them and learners sample them."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -64,7 +66,7 @@ class ReplayBuffer(TransitionLanes):
         name: str = "replay",
         path: str | os.PathLike[str] | None = None,
         durable: Durable | None = None,
-    ) -> "ReplayBuffer":
+    ) -> ReplayBuffer:
         """Creates an empty replay.
 
         Args:
@@ -99,7 +101,7 @@ class ReplayBuffer(TransitionLanes):
         name: str = "replay",
         into: str | os.PathLike[str] | None = None,
         limited: bool = True,
-    ) -> "ReplayBuffer":
+    ) -> ReplayBuffer:
         """Returns a new replay with a save's rows, under the same tickets (row numbers); new writers append to them.
 
         The save stays unchanged. To use a save in place, as a replay in a file, `attach` to its path.
@@ -132,7 +134,7 @@ class ReplayBuffer(TransitionLanes):
         capacity: int | None = None,
         name: str = "replay",
         path: str | os.PathLike[str] | None = None,
-    ) -> "ReplayBuffer":
+    ) -> ReplayBuffer:
         """Returns a new replay of one lane, filled with recorded episodes, each by one `Writer.add_batch`.
 
         An episode of T steps is a dict of arrays, whose other entries are ignored:

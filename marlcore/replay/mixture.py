@@ -1,5 +1,7 @@
 """Mixtures: batches drawn in fixed fractions from several replays, or from parts of one replay."""
 
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """Samplers: batches drawn from one replay, as fast as its limiter allows."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Mapping
 from functools import partial

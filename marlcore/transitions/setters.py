@@ -16,6 +16,11 @@ Setter = Callable[[Any], None]
 
 MEMORYVIEW_ITEMS = "bBhHiIlLqQfd"  # the dtypes of kinds i, u and f whose items a memoryview can set
 
+_INSTEAD = {  # of what other libraries' buffers take
+    "next_obs": "next_obs is read from the next row: give final_obs where an episode ends",
+    "done": "give terminated or truncated instead of done",
+}
+
 
 class FieldSetters:
     """Setters of all fields but reward, terminated and truncated, made by `put_of(place, label, is_boundary_row)`."""
@@ -52,7 +57,8 @@ def _setter_of(make: Callable[[str, str], Setter], form: Fields, path: str, labe
 def put_all(label: str, puts: Mapping[str, Setter], values: Mapping[str, Any]) -> None:
     """Sets each named value by its setter. Raises ValueError if a name is missing or unknown."""
     if values.keys() != puts.keys():
-        raise names_error(label, puts.keys(), values)
+        unknown = [_INSTEAD[name] for name in values if name in _INSTEAD.keys() - puts.keys()]
+        raise ValueError("; ".join([str(names_error(label, puts.keys(), values)), *unknown]))
     for name, put in puts.items():
         put(values[name])
 

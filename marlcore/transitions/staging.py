@@ -139,32 +139,33 @@ class _Staging:
 
 
 class BatchStaging(_Staging):
-    """Consecutive transitions of one lane, for `Writer.add_batch`; boundary rows follow the `truncated` ones.
+    """Consecutive transitions of one lane, for `Writer.add_batch`, and boundary rows, which `merge` puts among them.
 
     Raises ValueError if the rows and `spare` further ones exceed the lane's capacity.
     """
 
-    def __init__(
-        self, native: NativeWriter, view: LaneView, rows: int, spare: int, truncated: Flags | None = None
-    ) -> None:
-        self.boundaries = 0 if truncated is None else int(np.count_nonzero(truncated))
-        self._all = rows + self.boundaries
+    def __init__(self, native: NativeWriter, view: LaneView, rows: int, spare: int, boundaries: int = 0) -> None:
+        self.boundaries = boundaries
+        total, capacity = rows + boundaries, view.geometry.capacity
         self._large = [(column, False) for column in range(1, len(view.layout.columns))]
-        capacity = view.geometry.capacity
-        if capacity < self._all + spare:
+        if capacity < total + spare:
             of = f"{capacity - spare} of the lane's {capacity}" if spare else f"the lane's {capacity}"
-            raise ValueError(f"reward: expected at most {of} rows, final_obs included, got {self._all}")
-        records = np.zeros((self._all, view.layout.record_bytes), np.uint8)
-        ends = np.zeros((3, self._all), np.bool_)
-        self._slots, self._finals = Slots(rows, slice(None)), Slots(0, slice(0))
-        if truncated is not None:
-            places = np.arange(rows) + np.cumsum(truncated) - truncated
-            self._slots, self._finals = Slots(rows, places), Slots(self.boundaries, places[truncated] + 1)
-            ends[2, self._finals.where] = True
-        super().__init__(view, records, self._slots, self._finals, ends, self._slots)
-        self._rewards = rewards_of(view.spec, records)
+            raise ValueError(f"reward: expected at most {of} rows, final_obs included, got {total}")
+        self._staged, ends = np.zeros((total, view.layout.record_bytes), np.uint8), np.zeros((3, total), np.bool_)
+        ends[2, rows:] = True
+        transitions, finals = Slots(rows, slice(rows)), Slots(boundaries, slice(rows, None))
+        super().__init__(view, self._staged, transitions, finals, ends, transitions)
+        self._rewards = rewards_of(view.spec, self._staged)
         self._final_needed = not view.spec.next_obs
-        self._append = native.rows_adder(records, ends.view(np.uint8), self._final_needed)
+        self._numbers, self._order = np.arange(total), np.arange(total)  # the latter: of the merged rows
+        self._records, self._flags = (self._staged.copy(), ends.copy()) if boundaries else (self._staged, ends)
+        self._append = native.rows_adder(self._records, self._flags.view(np.uint8), self._final_needed)
+
+    def merge(self, truncated: Flags) -> None:
+        """Makes `append` put a boundary row after each of these rows, of which there are `boundaries`."""
+        finals = truncated.nonzero()[0] + self._numbers[1 : 1 + self.boundaries]
+        np.subtract(self._numbers, finals.searchsorted(self._numbers), self._order)
+        self._order[finals] = self._numbers[self.rows :]
 
     def check(self) -> int:
         """Returns 0, or the negative code that `append` would return."""
@@ -175,15 +176,17 @@ class BatchStaging(_Staging):
 
     def append(self) -> int:
         """Appends the rows; returns the first row's ticket, or a negative code."""
-        rows_of_column = self._with_finals if self.boundaries else self.lent.__getitem__
-        return self._append([*map(rows_of_column, self._large)])
+        if not self.boundaries:
+            return self._append([self.lent[key] for key in self._large])
+        self._staged.take(self._order, 0, self._records, "clip")  # fancy indexing takes six times as long
+        self._ends.take(self._order, 1, self._flags, "clip")
+        return self._append([*map(self._merged, self._large)])
 
-    def _with_finals(self, key: tuple[int, bool]) -> NDArray[Any]:
+    def _merged(self, key: tuple[int, bool]) -> NDArray[Any]:
         """Merges a large field's rows with its boundary rows; boundary rows without the field get zeros."""
         rows: NDArray[Any] = self.lent[key]
-        frames = np.empty((self._all, *rows.shape[1:]), rows.dtype)
-        frames[self._slots.where] = rows
-        frames[self._finals.where] = self.lent.get((key[0], True), 0)
+        frames, are_final = np.empty((len(self._order), *rows.shape[1:]), rows.dtype), self._order >= self.rows
+        frames[~are_final], frames[are_final] = rows, self.lent.get((key[0], True), 0)
         return frames
 
 

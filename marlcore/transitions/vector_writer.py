@@ -1,5 +1,7 @@
 """The writer of several lanes: it checks and stages a row for each lane, and appends all rows by one call."""
 
+from __future__ import annotations
+
 import errno
 from collections.abc import Sequence
 from functools import partial

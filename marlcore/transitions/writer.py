@@ -1,5 +1,7 @@
 """The writer of one lane: it checks a transition, stages it, and appends it with one call."""
 
+from __future__ import annotations
+
 import errno
 import math
 import time
@@ -27,6 +29,7 @@ from ..memory import (
     let_in,
     one_thread,
 )
+from ..observations import leaves
 from ..spec import Field, as_field, as_flag, rows_of
 from .layout import REWARD_OFFSET, LaneView, Place, rewards_of
 from .setters import FieldSetters, RewardVector, Setter, put_all, setter
@@ -78,7 +81,7 @@ class Writer(WriterBase):
         fields = FieldSetters(view.spec, view.layout, self._setter)
         self._put_obs, self._put_final, self._put_action = fields.obs, fields.final_obs, fields.action
         self._extras = fields.extras
-        self._stagings: dict[int, BatchStaging] = {}  # by the number of rows
+        self._stagings: dict[tuple[int, int], BatchStaging] = {}  # by the numbers of rows and of boundary rows
         self._spare_rows = int(gate is not None)  # the newest row holds the number of written transitions
         invalidate_after_fork(self)
 
@@ -161,7 +164,8 @@ class Writer(WriterBase):
 
         Args:
             obs, action, reward, terminated, truncated, extras: as for `add`, each with a leading axis T.
-            final_obs: [number of truncated rows, *shape], in the order of these rows; needed if there are any.
+            final_obs: [number of truncated rows, *shape], in the order of these rows; may be None if there
+                are none.
 
         Returns: the first transition's ticket, or -1 as `add`.
 
@@ -178,7 +182,7 @@ class Writer(WriterBase):
         began = None
         try:
             staging.put_reward(reward)
-            staging.put_ends(terminated, truncated, final_obs)
+            staging.put_ends(terminated, truncated, final_obs if staging.boundaries else None)
             staging.put(obs, action, extras)
             if self._gate is not None:
                 began = time.monotonic()
@@ -297,15 +301,22 @@ class Writer(WriterBase):
         return put
 
     def _staging_of(self, rows: int, truncated: Any, final_obs: Any) -> BatchStaging:
-        """Returns staging for `rows` rows; without a final_obs, equally long batches reuse it."""
+        """Returns staging that equally long batches with as many boundary rows reuse."""
         if final_obs is None:
-            kept = self._stagings
-            if rows not in kept:
-                if sum(kept) + rows > _MOST_STAGED:
-                    kept.clear()
-                kept[rows] = BatchStaging(self._native, self._view, rows, self._spare_rows)
-            return kept[rows]
+            return self._kept_staging(rows, 0)
         ended = np.zeros(rows, np.bool_) if truncated is None else rows_of("truncated", _FLAG, truncated, rows)
-        if self._view.spec.next_obs or not ended.any():
+        staging = self._kept_staging(rows, int(np.count_nonzero(ended)))
+        fits = staging.boundaries or all(np.shape(part)[:1] == (0,) for part in leaves(final_obs).values())
+        if self._view.spec.next_obs or not fits:
             raise ValueError("final_obs: expected None unless rows are truncated and the spec stores no next_obs")
-        return BatchStaging(self._native, self._view, rows, self._spare_rows, ended)
+        if staging.boundaries:
+            staging.merge(ended)
+        return staging
+
+    def _kept_staging(self, rows: int, boundaries: int) -> BatchStaging:
+        kept, key = self._stagings, (rows, boundaries)
+        if key not in kept:
+            if sum(map(sum, kept)) + rows + boundaries > _MOST_STAGED:
+                kept.clear()
+            kept[key] = BatchStaging(self._native, self._view, rows, self._spare_rows, boundaries)
+        return kept[key]

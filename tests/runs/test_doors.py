@@ -1,5 +1,6 @@
 """Every way to hand over an environment reaches the workers, from every kind of program."""
 
+import multiprocessing
 import subprocess
 import sys
 import threading
@@ -43,9 +44,11 @@ def test_an_environment_is_made_by(tmp_path: Path, way: str) -> None:
 
 
 def test_an_environment_that_nothing_pickles_is_refused(tmp_path: Path) -> None:
-    lock = threading.Lock()
-    with pytest.raises(TypeError, match=r"env_fn: expected something that can be pickled, .*lock"):
-        train(tmp_path, lambda: lock and Corridor())
+    lock, (receive, send) = threading.Lock(), multiprocessing.Pipe()
+    with receive, send:
+        for held, reason in ((lock, "lock"), (send, "Connection: its open file has another number in a worker")):
+            with pytest.raises(TypeError, match=rf"env_fn: expected something that can be pickled, .*{reason}"):
+                train(tmp_path, partial(lambda held: held and Corridor(), held))
     assert list(tmp_path.iterdir()) == []
 
 

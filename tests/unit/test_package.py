@@ -1,6 +1,7 @@
 """Importing, building and installing marlcore."""
 
 import os
+import pydoc
 import re
 import shutil
 import subprocess
@@ -62,7 +63,8 @@ def test_every_public_name_can_be_imported() -> None:
     for room in (marlcore, marlcore.planning, *further):
         assert sorted(room.__all__) == dir(room)
         for name in room.__all__:
-            assert getattr(room, name) is not None
+            shown = pydoc.render_doc(getattr(room, name))
+            assert "_array_like" not in shown, f"help({name}) shows the parts of ArrayLike"
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = marlcore.nothing
 

@@ -8,11 +8,9 @@ import sys
 from functools import partial
 from typing import Any
 
-import cloudpickle
-
 from ...closing import Closing
 from ...errors import WorkerFailed, suppress_failed_calls
-from ...processes import start_child
+from ...processes import dumps, start_child
 from ...run import Memory, RunSpec
 
 SUPERVISOR = "supervisor"  # named as the failed worker if the program itself died
@@ -37,7 +35,7 @@ class Program(Closing):
         self._process = process
         with suppress_failed_calls(errno.EPIPE), process.stdin as pipe:  # if it has died, `failure` says so
             pipe.write(pickle.dumps(sys.path))
-            pipe.write(cloudpickle.dumps((spec, memory)))
+            pipe.write(dumps((spec, memory)))
 
     def failure(self) -> WorkerFailed | None:
         """Returns the reason why the program ended, or None while the program runs."""

@@ -15,15 +15,13 @@ from functools import partial
 from textwrap import shorten
 from typing import Any
 
-import cloudpickle
-
 from ... import __version__
 from ...checks import brief
 from ...closing import ClosedAfterError, Closing
 from ...config import ClusterConfig
 from ...errors import MarlcoreError
 from ...lazy import missing
-from ...processes import Interrupts, handlers_kept
+from ...processes import Interrupts, dumps, handlers_kept
 from .agent import Agent, clean_up, make_once
 
 CONNECT_S = 5.0
@@ -135,11 +133,11 @@ class RayCluster(Closing):
         """`trials`: by policy of `config.learners`, a function that raises if a machine cannot run the learner."""
         self._interrupts = interrupts or Interrupts()
         self._path = [path for path in sys.path if path]
-        trial = cloudpickle.dumps(partial(make_once, env_fn))
+        trial = dumps(partial(make_once, env_fn))
         wants = f"env_fn: expected an environment that can be made there, got {brief(label)}"
         self.acting = Role("cluster.nodes", config.reserved, trial, wants, exclusive=True)  # of agents with actors
         self.learning = {  # by policy, the role of its learner's agent
-            policy: Role(f"cluster.learners: {policy}", config.reserved_for(policy), cloudpickle.dumps(trial))
+            policy: Role(f"cluster.learners: {policy}", config.reserved_for(policy), dumps(trial))
             for policy, trial in (trials or {}).items()
         }
         self.agents: list[AgentHandle] = []  # all agents not known to be dead

@@ -23,6 +23,8 @@ from marlcore.errors import TimedOut
 from marlcore.lazy import is_installed
 from marlcore.observations import each
 from marlcore.transitions import ReadPlan
+from marlcore.transitions import writer as writer_module
+from marlcore.transitions.staging import BatchStaging
 
 SCALAR = TransitionSpec(Field(), Field((), "int64"))
 VECTOR = SPECS["vector"]
@@ -286,6 +288,40 @@ def test_the_ends_of_one_batch_are_not_those_of_the_next():
         writer.add_batch(**rows)
         batch = replay.sampler(64, seed=0, min_size=1).sample()
         assert set(batch.index[batch.terminated].tolist()) == {1}
+
+
+def test_boundary_rows_follow_the_truncated_rows_of_each_batch(rng, monkeypatch):
+    """Batches of one length and as many boundary rows share their staging; memory is as after single adds."""
+    made = []
+    monkeypatch.setattr(writer_module, "BatchStaging", lambda *args: made.append(args) or BatchStaging(*args))
+    spec = TransitionSpec({"frame": Field((20, 20), "uint8"), "id": Field()}, Field((), "int64"))
+    with ReplayBuffer.create(spec, 200) as many, ReplayBuffer.create(spec, 200) as single:
+        with many.writer() as writer, single.writer() as one:
+            for cuts in [[5], [0], [2], [], [5], [0, 4], [1, 2], [0, 1, 2, 3, 4, 5], [3]]:
+                obs, after = (
+                    {"frame": rng.integers(0, 256, (n, 20, 20), np.uint8), "id": rng.random(n, np.float32)}
+                    for n in (6, len(cuts))
+                )
+                action, truncated = rng.integers(0, 9, 6), np.isin(np.arange(6), cuts)
+                writer.add_batch(obs, action, np.ones(6), ~truncated, truncated, after)
+                for i in range(6):
+                    row = {name: part[i] for name, part in obs.items()}
+                    final = {name: part[cuts.index(i)] for name, part in after.items()} if i in cuts else None
+                    one.add(row, action[i], 1.0, not final, bool(final), final)
+        assert len(made) == 4  # for 1, 0, 2 and 6 boundary rows
+        for column in range(2):
+            assert Mapped(many).column(column).tobytes() == Mapped(single).column(column).tobytes()
+
+
+@pytest.mark.parametrize("form", [Field((4,)), {"a": Field((4,)), "b": Field()}], ids=["array", "dict"])
+@pytest.mark.parametrize("truncated", [None, np.zeros(3, bool)], ids=["none", "all False"])
+def test_a_batch_without_truncated_rows_takes_an_empty_final_obs(form, truncated):
+    spec, obs = TransitionSpec(form, Field((), "int64")), {"a": np.zeros((3, 4)), "b": np.zeros(3)}
+    obs = obs if isinstance(form, dict) else obs["a"]
+    with ReplayBuffer.create(spec, 64) as replay, replay.writer() as writer:
+        for empty in ([], each(lambda part: part[:0], obs)):
+            writer.add_batch(obs, np.zeros(3, int), np.zeros(3), truncated=truncated, final_obs=empty)
+        assert len(replay) == 6
 
 
 def add_tickets(replay, first, end):

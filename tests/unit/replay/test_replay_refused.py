@@ -14,6 +14,7 @@ from marlcore.memory import Segment
 
 SCALAR = mc.TransitionSpec(mc.Field(), mc.Field((), "int64"))
 VECTOR = mc.TransitionSpec(mc.Field((3,)), mc.Field((), "int64"))
+FLOATS = mc.TransitionSpec(mc.Field(), mc.Field())
 NEXT_OBS = mc.TransitionSpec(mc.Field(), mc.Field(), next_obs=True)
 STATE = mc.TransitionSpec(mc.Field(), mc.Field((), "int64"), {"h": mc.Field((2,), every=4)})
 GOALS = {name: mc.Field((3,)) for name in ("observation", "achieved_goal", "desired_goal")}
@@ -38,13 +39,13 @@ def writer(name: str = "writer", **options: Any) -> object:
     return on(lambda replay: getattr(replay, name)(**options))
 
 
-def add(door: str, value: Any, **fields: Any) -> object:
+def add(door: str, value: Any, spec: Any = NEXT_OBS, **fields: Any) -> object:
     doors = {
         "add": lambda replay: replay.writer().add,
         "add_batch": lambda replay: replay.writer().add_batch,
         "vector": lambda replay: replay.vector_writer().add,
     }
-    return on(lambda replay: doors[door](replay)(value, value, value, **fields), spec=NEXT_OBS)
+    return on(lambda replay: doors[door](replay)(value, value, value, **fields), spec=spec)
 
 
 def sampler(spec: Any = SCALAR, capacity: int = 10, replay_lanes: int = 2, **options: Any) -> object:
@@ -140,6 +141,12 @@ WRITERS: list[Refused] = [
       for fields, says in (
           ({"truncated": true, "final_obs": value, "next_obs": value}, "final_obs: expected None"),
           ({}, "extras: expected the fields ['next_obs'], got []"),
+      )),
+    *((partial(add, door, value, FLOATS, **fields), ValueError, f"expected the fields [], got {[*fields]}; {says}")
+      for door, value in (("add", 0.0), ("add_batch", TWO), ("vector", TWO))
+      for fields, says in (
+          ({"next_obs": value}, "next_obs is read from the next row: give final_obs where an episode ends"),
+          ({"done": value}, "give terminated or truncated instead of done"),
       )),
     (lambda: writer(shared=True), ValueError,
         "shared: expected False, since this spec's rows follow one another; use next_obs=True"),
