@@ -64,7 +64,7 @@ def pytest_report_header() -> str:
 def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which `nohup` ignores
-    gc.disable()  # until all tests are collected, of whose time it takes two fifths
+    gc.disable()  # until all tests are collected: it takes two fifths of that time
     refused = _mount_own_shared_memory()
     if refused and hasattr(config, "workerinput"):
         raise pytest.UsageError(f"-n needs the right to mount /dev/shm: {refused}")
@@ -121,7 +121,7 @@ def _mount_own_shared_memory() -> str:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Spares what was imported from each test's collection of garbage, most of whose time it would take."""
+    """Freezes imported objects: else they take most of the time of each test's garbage collection."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # marlcore.__main__, once imported, exits at once
     gc.freeze()
     gc.set_threshold(10_000, 20, 100)  # a tenth of the tests' time goes otherwise into collections

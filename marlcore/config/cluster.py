@@ -88,7 +88,7 @@ class ClusterConfig(Declared):
         defaults = {each.name: {} if each.default is MISSING else each.default for each in fields(self)}
         chosen = [name for name in defaults if getattr(self, name) != defaults[name]]
         if self.address is None and chosen:
-            raise ValueError(f"address: expected auto or host:port with {chosen[0]}, got None")
+            raise ValueError(f"address: expected auto or host:port for {chosen[0]}, got None")
         if self.nodes_at_start is not None and self.nodes_at_start > self.nodes:
             raise ValueError(f"nodes_at_start: expected at most nodes = {self.nodes}, got {self.nodes_at_start}")
 

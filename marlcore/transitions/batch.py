@@ -315,7 +315,7 @@ _memories: WeakValueDictionary[int, BatchMemory] = WeakValueDictionary()  # by t
 
 
 def block_of(batch: Batch) -> NDArray[np.uint8] | None:
-    """Returns the block that holds a sampler's batch, but for a few of its arrays; None for other batches."""
+    """Returns the block that holds a sampler's batch, except a few of its arrays; None for other batches."""
     memory = _memories.get(id(batch.index.base))
     return None if memory is None else memory.root
 

@@ -16,7 +16,7 @@ from core import CORE, build, counted, mutants, print_counts, run
 from tiers import long_but
 
 SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-OPAQUE = ["-O1", "-g", "-fsanitize=thread", "-Wno-tsan"]  # it knows no fences, of which the compiler would warn
+OPAQUE = ["-O1", "-g", "-fsanitize=thread", "-Wno-tsan"]  # it knows no fences; the compiler would warn of them
 THREADS = [*OPAQUE, "-DMC_OPAQUE_BYTES=UINT64_MAX"]  # rows race on purpose: word by word, each of them atomic
 MEMCHECK = ["valgrind", "-q", "--error-exitcode=99", "--leak-check=full"]
 

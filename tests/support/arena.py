@@ -108,7 +108,7 @@ class Banded(Marking):
 
 
 class Stateless:
-    """A trainer of whose own nothing is saved."""
+    """A trainer that saves nothing of its own."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}

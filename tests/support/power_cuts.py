@@ -202,7 +202,7 @@ class Lives:
         return chosen.disk, watermarks
 
     def hollow(self, replay: Any, truth: list[list[bytes]]) -> None:
-        """Takes the row that recovery puts into a lane of which no row was whole for what was written."""
+        """Expects the row that recovery puts into a lane without a whole row as its last written one."""
         for lane, written in enumerate(truth):
             if written and Mapped(replay).counters(lane)[1] == len(written) - 1 + replay.capacity // replay.lanes:
                 written[-1] = row_bytes(Mapped(replay), lane, len(written) - 1)

@@ -216,7 +216,7 @@ def cpprbs_file(**parts) -> io.BytesIO:
 
 
 def test_an_unsafe_file_of_cpprb_is_read() -> None:
-    """It leaves next values out, but for those at the end of an episode or of the ring."""
+    """It leaves next values out, except those at the end of an episode or of the ring."""
     rows = {"a": np.float32([[0], [1], [5], [6]])}
     cache = {1: {"next_a": np.float32([2])}, 3: {np.str_("next_a"): np.float32([7])}}
     buffer = ReplayBuffer(9, {"a": {}}, next_of="a")

@@ -309,7 +309,7 @@ def test_what_a_cuda_graph_returned_outlives_its_next_call(
 def normalized(rows: Any) -> tuple[torch.Tensor, dict[str, float]]:
     """What a normalizer of all rows makes of them, and how closely."""
     flat = rows.reshape(-1, rows.shape[-1]).astype(np.float64)
-    far = float(np.abs(flat / flat.std(0)).max())  # in units of which the mean is subtracted
+    far = float(np.abs(flat / flat.std(0)).max())  # the largest value, in standard deviations
     return torch.from_numpy((rows - flat.mean(0)) / np.sqrt(flat.var(0) + 1e-8)).float(), rounding(4, far)
 
 
