@@ -60,7 +60,7 @@ def load_since(before: float) -> str:
 
 
 def processor() -> str:
-    """The model and the cores, of which figures on the same machine have the same."""
+    """The model and the cores, the same for all figures of one machine."""
     named = (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     model = next(named, "").partition(":")[2].strip() or platform.machine()
     return f"{model}, {len(os.sched_getaffinity(0))} cores"

@@ -36,7 +36,7 @@ from ..processes import run_fresh
 from ..runs.training import endless
 
 DEVICE = "cuda:0"
-ROUNDS, ROUND_S = 9, {True: 0.2, False: 0.02}  # longer with batches, of which some are ready when a round begins
+ROUNDS, ROUND_S = 9, {True: 0.2, False: 0.02}  # longer with batches: some are ready when a round begins
 WATCHED_S, LOOK_S = 4.0, 0.1
 LEARNER = mc.LearnerConfig(device=DEVICE, batch_size=256, prefetch=2, warmup=2_000)
 VECTORS = replace(LEARNER, batch_size=1024, warmup=5_000)

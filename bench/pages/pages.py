@@ -117,7 +117,7 @@ def growth_tables(figures: Mapping[str, Any]) -> str:
     for name, works in figures["seconds"].items():
         sizes = list(next(iter(works.values())))
         rows = [[work, *(rounded(seconds * 1e6) for seconds in by_size.values())] for work, by_size in works.items()]
-        parts.append(markdown([f"microseconds of CPU time, by {name}", *sizes], rows))
+        parts.append(markdown([f"microseconds of CPU time, by number of {name}", *sizes], rows))
     columns = ["start, s", "its CPU time, s", "steps in a CPU second of the actor", "memory of all processes, MB"]
     columns += ["processes", "segments", "descriptors of one process", "steps in a CPU second of all"]
     for name, sizes in figures["runs"].items():

@@ -2,7 +2,7 @@
 
 After a run, its last and its best weights play 100 greedy episodes. A seed that is trained again replaces its stored
 run; a preset whose settings have changed loses its earlier runs. `--page` writes docs/zoo.md without training.
-`--changes '{"tau": 0.005}'` leaves out a preset's settings of the algorithm: it has its defaults, but for these. Such a
+`--changes '{"tau": 0.005}'` leaves out a preset's settings of the algorithm: it has its defaults, except these. Such a
 run's score is stored in docs/zoo/defaults.json: 0 is random play, and 1 what RL Zoo reports, or else the zoo's own row.
 """
 
