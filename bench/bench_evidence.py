@@ -77,7 +77,7 @@ def test_memory_and_descriptors_that_creep_are_named() -> None:
 
 
 def test_a_soak_of_seconds_has_rates() -> None:
-    """As one that Ctrl-C ends in its first minute."""
+    """Ctrl-C can end a soak in its first minute."""
     process = soak.Process(7, 100.0, 50.0, 9)
     short = [soak.Sample(t, 1.0, {"a": process}, {"steps": int(100 * t)}) for t in (0.0, 4.0)]
     figures = soak.figures_of(short)

@@ -74,7 +74,7 @@ def _prefetched(scale: Scale) -> Iterator[Work]:
 
 @contextmanager
 def _drawn_and_moved(scale: Scale) -> Iterator[Work]:
-    """What is written without Prefetch: a draw, and each of its arrays to the device."""
+    """The work without Prefetch: draws, then copies each array to the device."""
     move = partial(torch.as_tensor, device=DEVICE)
     with _sampler(scale) as sampler:
         yield Work(lambda: finished(lambda: tuple(map(move, fields_of(sampler.sample())))), _check_batch)
@@ -102,7 +102,7 @@ ROWS = (
 
 
 def watch(env: Any, algorithm: Any, config: mc.Config) -> dict[str, float]:
-    """A run without a set ratio, from a second after its learners' first updates on; the memory is all processes'."""
+    """Watches a run without a set ratio from a second after its learners' first updates; memory is of all processes."""
     pynvml.nvmlInit()
     card = pynvml.nvmlDeviceGetHandleByIndex(0)
     before = pynvml.nvmlDeviceGetMemoryInfo(card).used
@@ -133,7 +133,7 @@ def play(size: int) -> dict[str, float]:
 
 
 def runs() -> Mapping[str, Mapping[str, Callable[[], dict[str, float]]]]:
-    """By table and row."""
+    """Runs, by table and row."""
     pong, dqn = "atari:Pong", mc.DQN(hidden=(512,))
     pixels = mc.Config(actor=mc.ActorConfig(envs=8), replay=mc.ReplayConfig(capacity=50_000), learner=LEARNER)
     on = {

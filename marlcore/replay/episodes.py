@@ -316,7 +316,7 @@ def _ends(name: str, value: Any, steps: int) -> bool:
         return bool(value)
     flags = rows_of(name, _FLAG, value, steps)
     for step in np.flatnonzero(flags[:-1]):
-        raise ValueError(f"{name}: expected True of the last transition alone, got True at step {step}")
+        raise ValueError(f"{name}: expected True for the last transition alone, got True at step {step}")
     return bool(flags[-1])
 
 

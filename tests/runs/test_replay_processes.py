@@ -50,7 +50,7 @@ def rewards(ticket):
 
 
 def returns(ticket, ahead, n):
-    """Of `ahead` rewards from the ticket's on, at most n."""
+    """The return of `ahead` rewards from the ticket's on, at most n."""
     steps = np.arange(n)
     return (rewards(ticket[..., None] + steps) * GAMMA**steps * (steps < ahead[..., None])).sum(-1)
 

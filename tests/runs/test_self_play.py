@@ -222,7 +222,7 @@ LOSES_FROM = 60.0
 
 @dataclass(frozen=True)
 class Falling(Marking):
-    """Acts below the anchor once it has made so many updates."""
+    """Acts below the anchor after a number of updates."""
 
     def act(self, model: Any, obs: Any, **options: Any) -> mc.Action:
         value = float(model.mark.detach()[0])

@@ -49,7 +49,7 @@ def assert_plays_as(env, makers, rounds, masked=False, first=None):
 
 
 def numbers_at_ends(env, rounds, value=0):
-    """By copy, the numbers told at its last episode's end."""
+    """The numbers told at the end of each copy's last episode."""
     env.reset(0)
     told = {}
     for _ in range(rounds):

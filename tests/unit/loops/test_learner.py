@@ -348,7 +348,7 @@ def test_observations_are_unchanged_before_an_update() -> None:
 
 
 def learnt_from(batches: list[Any], spaces: mc.Spaces, mode: str, updates: int = 1) -> Normalizer:
-    """The normalizer of a learner that makes so many updates on each of these batches."""
+    """The normalizer of a learner that makes `updates` updates on each of these batches."""
     sampled, norm = iter(batches), Normalizer(spaces)
     learner = learner_of(
         SimpleNamespace(sample=lambda **_: next(sampled), prioritized=False, on_policy=False, save_due=False),

@@ -246,7 +246,7 @@ BAD = [  # fields of an episode of two transitions
     ({"action": NAN[:2, 0]}, TypeError, "action: expected int64 (2,), got dtype complex128"),
     ({"reward": NANS[:2, 0]}, ValueError, "reward: expected finite numbers, got nan"),
     ({"action": np.array([0.5, 1.0])}, TypeError, "action: expected int64 (2,), got dtype float64"),
-    ({"terminated": np.array([True, False])}, ValueError, "terminated: expected True of the last transition alone"),
+    ({"terminated": np.array([True, False])}, ValueError, "terminated: expected True for the last transition alone"),
     ({"terminated": None, "truncated": None, "done": [0, 1]}, ValueError, "expected 'terminated' or 'truncated', got"),
     (
         {"obs": np.zeros((2, 2)), "next_obs": np.eye(2)},
