@@ -200,7 +200,7 @@ class Sequence:
         length: transitions of a window, burn-in included.
         burn_in: number of a window's first transitions, which only warm up the recurrent state; `batch.mask` is False
             for them. Exception: a window that begins its episode needs no burn-in.
-        period: transitions from the start of one window to that of the next; by default length - burn_in, so that each
+        period: transitions from one window's start to the next one's; by default length - burn_in, so that each
             transition is trained on once.
         whole: draws whole episodes of at most `length` transitions, each equally often; longer and unfinished episodes
             are never drawn. Such windows have no burn-in and no period.

@@ -129,7 +129,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "self_play: expected agents of one policy to have equal spaces": lambda: played(
         "pettingzoo-parallel:mpe2.simple_adversary_v3"
     ),
-    "a critic of joint observations for all policies of this league, got PPO for 'rival'": lambda: played(
+    "a joint critic, for each policy of this league, got PPO for 'rival'": lambda: played(
         RockPaperScissors, algorithm={"main": mc.MAPPO(), "rival": mc.PPO()},
         roles={"main": "main", "rival": "main_exploiter"}, learner=mc.LearnerConfig(), replay=mc.ReplayConfig(),
     ),

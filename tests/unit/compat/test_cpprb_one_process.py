@@ -380,7 +380,7 @@ def spaced(obs: object, act: object) -> SimpleNamespace:
 
 
 def test_fields_of_an_environment_are_those_of_cpprb() -> None:
-    """Of a Dict space, `before_add` gives the names of the fields, unlike in cpprb."""
+    """For a Dict space, `before_add` gives the names of the fields, unlike in cpprb."""
     spaces = pytest.importorskip("gymnasium").spaces
     box, some = spaces.Box(0, 1, (2, 3)), spaces.MultiDiscrete([2, 3])
     pair, named = spaces.Tuple([box, some]), spaces.Dict({"far": box, "near": spaces.MultiBinary(4)})

@@ -222,7 +222,7 @@ class OnGPU(torch.Tensor):
 
 
 def test_a_trainers_state_may_be_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of torch's Adam, whose count of steps is on the CPU."""
+    """The state of torch's Adam has its count of steps on the CPU."""
     stack = torch.stack
 
     def stack_of_one_device(tensors: list[torch.Tensor]) -> torch.Tensor:
