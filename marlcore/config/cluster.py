@@ -12,7 +12,7 @@ def _resources(label: str, value: Any) -> dict[str, float]:
     check_type(label, value, Mapping, expected="amounts by name")
     named = all(isinstance(name, str) and name for name in value)
     if not named or not all(is_number(n) and 0 < n < 2**53 and (n < 1 or n % 1 == 0) for n in value.values()):
-        expected = "expected numbers above 0 by name, whole ones above 1"
+        expected = "expected numbers above 0 by name, whole if above 1"
         raise ValueError(f"{label}: {expected}, got {brief(dict(value))}")
     return {name: float(amount) for name, amount in value.items()}
 

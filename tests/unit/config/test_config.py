@@ -153,7 +153,7 @@ REFUSED: dict[str, Refused] = {
     "equal names": self_play("anchors: expected names that differ in their la", anchors={"a:weak": 0.1, "b:weak": 0.1}),
     "share": self_play("anchors arena:weak: expected a probability, got -0.1 from", anchors={"arena:weak": -0.1}),
     "draw": self_play("draw: expected uniform, recent, pfsp, variance, rating, or module:name of a fu", draw="best"),
-    "no league": self_play("pool: expected at least 1 for roles, got 0", pool=0, roles={"main": "main"}),
+    "no league": self_play("pool: expected at least 1 when roles are set, got 0", pool=0, roles={"main": "main"}),
     "no main policy": self_play("roles: expected a policy of the role main, got", roles={"a": "main_exploiter"}),
     "a role": self_play("league_exploiter for 'a', got 'mainn'; did you mean main?", roles={"a": "mainn"}),
     "a league on a cluster": made(mc.Config, "self_play.roles: expected none", **A_LEAGUE),

@@ -76,8 +76,8 @@ REFUSED: dict[str, Refused] = {
     "half a core more": (lambda: mc.ClusterConfig("auto", resources={"CPU": 1.5}), "resources: expected numbers ab"),
     "a text with more": (lambda: learners("GPU=1=7"), AMOUNTS),
     "an amount twice": (lambda: learners("GPU=1,GPU=2"), AMOUNTS),
-    "no name": (lambda: learners("=1"), f"{BY_NAME}whole ones above 1"),
-    "no end": (lambda: learners("GPU=inf"), f"{BY_NAME}whole ones above 1"),
+    "no name": (lambda: learners("=1"), f"{BY_NAME}whole if above 1"),
+    "no end": (lambda: learners("GPU=inf"), f"{BY_NAME}whole if above 1"),
     "a long flush": (lambda: mc.ClusterConfig("auto", flush_seconds=61), "flush_seconds: expected a number"),
     "in turn": (lambda: mc.Config(mode="serial", cluster=CLUSTER), "mode: expected async when cluster.address is set"),
 }
