@@ -58,7 +58,7 @@ def test_a_long_form_that_ends_well_is_kept(tmp_path: Path, monkeypatch: pytest.
 
 
 def soaked(pid: Callable[[int], int] = lambda i: 7, **measures: Callable[[int], float]) -> list[soak.Sample]:
-    """An hour of one process, of constant measures but for these."""
+    """An hour of one process, of constant measures except these."""
     usual = {"rss_mb": 100.0, "anonymous_mb": 50.0, "descriptors": 9}
     rows = ({**usual, **{name: of(i) for name, of in measures.items()}} for i in range(361))
     return [soak.Sample(10.0 * i, 1.0, {"a": soak.Process(pid(i), **row)}, {}) for i, row in enumerate(rows)]
@@ -77,7 +77,7 @@ def test_memory_and_descriptors_that_creep_are_named() -> None:
 
 
 def test_a_soak_of_seconds_has_rates() -> None:
-    """As one that Ctrl-C ends in its first minute."""
+    """Ctrl-C can end a soak in its first minute."""
     process = soak.Process(7, 100.0, 50.0, 9)
     short = [soak.Sample(t, 1.0, {"a": process}, {"steps": int(100 * t)}) for t in (0.0, 4.0)]
     figures = soak.figures_of(short)

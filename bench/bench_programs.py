@@ -92,7 +92,7 @@ def test_a_side_makes_the_updates_that_its_steps_call_for(row: str, name: str) -
 
 
 def test_a_rate_is_that_between_two_marks() -> None:
-    """Of a side whose updates are too few there is none."""
+    """A side with too few updates has none."""
     first, last = ([1.0, 10, 0], {}, 7.0), ([3.0, 4010, 1000], {}, 11.0)
     found = peers.between(first, last, {}, Setting(updates_per_step=0.25))
     assert (found["steps_per_s"], found["steps_per_cpu_s"]) == (2000.0, 1000.0)
@@ -122,7 +122,7 @@ def seconds_of_a_daemon() -> float:
 
 
 def test_a_daemon_is_counted() -> None:
-    """One that outlives the process that started it."""
+    """The daemon outlives the process that started it."""
     assert processes.run_fresh(seconds_of_a_daemon) > 0.5
 
 

@@ -10,7 +10,7 @@ from .core.work import FULL, SMALL, Scale
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """What is timed runs alone, in one process, which prints the table."""
+    """Timed tests run alone, in one process, which prints the table."""
     return 0 if config.getoption("benchmark_enable") else None
 
 
@@ -33,7 +33,7 @@ def one_torch_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def handlers_are_kept() -> Iterator[None]:
-    """As the tests' `leaves_nothing_behind`, for the part that other tests in the same process depend on."""
+    """Keeps signal handlers, on which other tests in the process depend; see the tests' `leaves_nothing_behind`."""
     before = handlers()
     yield
     assert handlers() == before

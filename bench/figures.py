@@ -18,13 +18,13 @@ def load(name: str) -> Any:
 
 
 def write(path: Path, figures: dict[str, Any]) -> None:
-    """One entry a line, so that a renewed file differs where its figures do, with `four_digits`."""
+    """Writes one entry a line, so that a renewed file differs only where figures do; see `four_digits`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_lines(four_digits(figures), "", 2) + "\n")
 
 
 def file_name(kind: str, owner: str) -> str:
-    """Of the figures of a machine or a card: kind-owner, in lower case, with hyphens."""
+    """The name of a machine's or GPU's file: kind-owner, in lower case, with hyphens."""
     return f"{kind}-" + re.sub(r"[^a-z0-9]+", "-", owner.lower()).strip("-")
 
 
@@ -53,7 +53,7 @@ def today() -> str:
 
 
 def four_digits(value: Any) -> Any:
-    """The same with four digits of each fraction, at any depth."""
+    """Rounds each fraction, at any depth, to four digits."""
     if isinstance(value, dict):
         return {key: four_digits(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -79,7 +79,7 @@ def markdown(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def records(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table of rows with the same names, which are its heads; of fractions it has four digits."""
+    """A table of rows with the same names, which head its columns; fractions get four digits."""
     return markdown((name.replace("_", " ") for name in rows[0]), (four_digits(row).values() for row in rows))
 
 
@@ -107,7 +107,7 @@ def origin(figures: Mapping[str, Any]) -> str:
 
 
 def origins(records: Mapping[str, Any], *common: str) -> list[str]:
-    """A paragraph for all records with the same of these; names them, unless all are the same."""
+    """A paragraph for records that agree in the fields `common`; names them, unless all agree."""
     names_of: dict[str, list[str]] = {}
     for name, record in records.items():
         names_of.setdefault(origin({key: record[key] for key in common if key in record}), []).append(name)

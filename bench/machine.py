@@ -21,7 +21,7 @@ WIDTH = 200  # columns that tables are printed in at least
 
 
 def add_output(parser: argparse.ArgumentParser, store: str = "", idle: bool = False) -> None:
-    """--json; with `store` as its help, --store; for what a busy machine would change, --anyway."""
+    """Adds --json; with `store` as its help, --store; if only an idle machine will do, --anyway."""
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     if store:
         parser.add_argument("--store", action="store_true", help=store)
@@ -60,14 +60,14 @@ def load_since(before: float) -> str:
 
 
 def processor() -> str:
-    """The model and the cores, of which figures on the same machine have the same."""
+    """The model and the cores, the same for all figures of one machine."""
     named = (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     model = next(named, "").partition(":")[2].strip() or platform.machine()
     return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
 def made(load: float) -> dict[str, str]:
-    """What figures depend on, in the form of a stored record; `load` is that at the start."""
+    """What figures depend on, as a stored record; `load` is the load at the start."""
     return {"date": today(), "machine": processor(), "software": software(), "load": load_since(load)}
 
 

@@ -276,9 +276,9 @@ void mc_layers_pack(const struct mc_layer *layers, int64_t count);
 /* Computes each layer's output, the first one's from x [rows, inputs], whose rows are x_row floats apart. */
 void mc_layers_forward(const struct mc_layer *layers, int64_t count, int64_t rows, const float *x,
                        int64_t x_row);
-/* After mc_layers_forward of x, of whose last row whole multiples of MC_PAD floats can be read: by the last
- * layer's `gradient`, in which the caller put that of its output, sets the gradients of each layer's weight
- * and bias, if `trains`, and padded x_gradient, if it is given. */
+/* After mc_layers_forward of x, whose last row is readable to a multiple of MC_PAD floats: from the gradient
+ * of the output, which the caller put into the last layer's `gradient`, sets the gradients of each layer's
+ * weight and bias, if `trains`, and padded x_gradient, if given. */
 void mc_layers_backward(const struct mc_layer *layers, int64_t count, int64_t rows, const float *x,
                         int64_t x_row, float *x_gradient, int trains);
 

@@ -20,8 +20,8 @@ static_assert(sizeof(struct mc_counters) <= MC_LINE && sizeof(struct mc_event) <
 /* Copies of at least this many bytes may use non-temporal stores. */
 #define MC_STREAMING_BYTES ((uint64_t)32 * 1024)
 
-/* The rows that a writer pledges: at least a quarter of the lane or so many, and at most so many or an eighth
- * of the lane. */
+/* A writer pledges at least the lesser of a quarter of the lane and MC_LEAST_PLEDGE rows, and at most the
+ * greater of an eighth and MC_MOST_PLEDGE. */
 #define MC_LEAST_PLEDGE ((uint64_t)1024)
 #define MC_MOST_PLEDGE ((uint64_t)65536)
 

@@ -88,8 +88,8 @@ int mc_lane_pledge_next(const struct mc_lane *lane, uint64_t n) {
     return 1;
 }
 
-/* The lane's writer, before it takes tickets below `top`, of which it does not know whether they are
- * promised. 0, -EUCLEAN if the lane is not durable, -errno of the disk. */
+/* For the lane's writer, before it takes tickets below `top` that may not be promised yet. 0, -EUCLEAN if
+ * the lane is not durable, -errno of the disk. */
 static int mc_lane_extend(struct mc_lane *lane, uint64_t top) {
     if (!lane->promised || top >= MC_TICKET_LIMIT)
         return -EUCLEAN;

@@ -141,7 +141,7 @@ def whole_attributes(app: object, what: str, name: str, obj: object, options: ob
 def short_signature(
     app: object, what: str, name: str, obj: object, options: object, arguments: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Without arguments that no caller gives, nor types that the list of a dataclass's fields has."""
+    """Drops arguments that no caller gives, and types that a dataclass's list of fields has."""
     if what == "class" and (getattr(obj, "_is_protocol", False) or (arguments or "").startswith("(segment:")):
         return "", None
     if what == "class" and dataclasses.is_dataclass(obj) and arguments:

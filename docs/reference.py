@@ -71,7 +71,7 @@ def public_classes() -> dict[str, type]:
 
 
 def entry(module: str, name: str, thing: object) -> list[str]:
-    """The directive of a name; that of an algorithm leaves its parameters and methods to the algorithm's page."""
+    """The directive of a name; an algorithm's leaves its parameters and methods to its page."""
     algorithm = name.lower() in import_module("marlcore.algos").ALGORITHMS
     kind = "autoclass" if inspect.isclass(thing) else "autofunction"
     lines = ["```{eval-rst}", f".. {kind}:: {module}.{name}"]

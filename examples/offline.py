@@ -32,7 +32,7 @@ def hasty(obs: Any) -> int:
 def demonstrations(
     episodes: int, seed: int = 0, clumsy: float = 0.0, act: Callable[[Any], Any] = controller, env: str = "CartPole-v1"
 ) -> Iterator[dict[str, Any]]:
-    """Episodes of a script, of whose actions a share is random."""
+    """Episodes of a script that takes a share of its actions at random."""
     world, rng = gymnasium.make(env), np.random.default_rng(seed)
     world.action_space.seed(seed)
     for episode in range(episodes):

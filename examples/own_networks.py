@@ -48,7 +48,7 @@ class GridTorso(nn.Module):
 
 
 class EntityTransformer(nn.Module):
-    """Attention among entities, whose features are the rows of the observation; their mean, whatever their order."""
+    """Attention among entities, the rows of the observation; returns their mean, which no order changes."""
 
     def __init__(self, spaces: mc.Spaces) -> None:
         super().__init__()

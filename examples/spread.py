@@ -1,4 +1,4 @@
-"""Three agents cover three landmarks: `python examples/spread.py`, by every algorithm of teams and two without.
+"""Three agents cover three landmarks: `python examples/spread.py`, by all team algorithms and two others.
 
 `pip install "marlcore[envs]"`. The agents of simple_spread (Lowe et al. 2017, arXiv:1706.02275) earn more the nearer
 they are to all landmarks together, and less where they collide. Members of a team act by what each sees; those of

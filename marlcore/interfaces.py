@@ -152,8 +152,8 @@ class VectorEnvironment(Protocol):
 
         Each action has one outcome, which comes no later than the agent's next turn in that copy. Exception: if the
         episode ends for all agents before the environment reports the outcome, the action has none. A copy's outcomes
-        in one call belong to one episode, which began in an earlier call. A copy in whose next episode no agent acts
-        has no turn.
+        in one call belong to one episode, which began in an earlier call. A copy has no turn if no agent acts in its
+        next episode.
 
         Raises EnvironmentFailed if a copy raised, or returned a value outside its space.
         """

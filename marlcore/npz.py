@@ -34,7 +34,7 @@ def check_members(archive: ZipFile) -> None:
     for info in members:
         parts = info.filename.split(".")
         if parts[-1] != "npy" or "" in parts or not info.filename.isprintable():
-            raise ValueError(f"expected arrays, got {info.filename!r}")
+            raise ValueError(f"expected *.npy, got {info.filename!r}")
     if len({info.filename for info in members}) < len(members):
         raise ValueError("expected each name once, got two arrays of one name")
     stored, claimed = archive.start_dir, sum(info.file_size for info in members)

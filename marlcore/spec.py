@@ -200,7 +200,7 @@ class Sequence:
         length: transitions of a window, burn-in included.
         burn_in: number of a window's first transitions, which only warm up the recurrent state; `batch.mask` is False
             for them. Exception: a window that begins its episode needs no burn-in.
-        period: transitions from the start of one window to that of the next; by default length - burn_in, so that each
+        period: transitions from one window's start to the next one's; by default length - burn_in, so that each
             transition is trained on once.
         whole: draws whole episodes of at most `length` transitions, each equally often; longer and unfinished episodes
             are never drawn. Such windows have no burn-in and no period.
@@ -221,7 +221,7 @@ class Sequence:
         check_type("sequence.whole", self.whole, bool)
         if self.whole and (self.burn_in or self.period is not None):
             got = f"{self.burn_in} and {self.period}"
-            raise ValueError(f"sequence.burn_in, sequence.period: expected 0 and None with whole=True, got {got}")
+            raise ValueError(f"sequence.burn_in, sequence.period: expected 0 and None for whole=True, got {got}")
 
 
 @dataclass(frozen=True)
@@ -315,7 +315,7 @@ def _plain(part: Field) -> list[Any]:
 
 
 def _checked_fields(where: str, fields: Any, least: int) -> Any:
-    """Returns a copy of a Field, or of nested dicts of Fields, of which the outer one has at least `least` names.
+    """Returns a copy of a Field, or of a dict of at least `least` names, of Fields and nested dicts of them.
 
     Raises ValueError or TypeError if `fields` is anything else, or if two Fields have the same path.
     """

@@ -64,7 +64,7 @@ def pytest_report_header() -> str:
 def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which `nohup` ignores
-    gc.disable()  # until all tests are collected, of whose time it takes two fifths
+    gc.disable()  # until all tests are collected: it takes two fifths of that time
     refused = _mount_own_shared_memory()
     if refused and hasattr(config, "workerinput"):
         raise pytest.UsageError(f"-n needs the right to mount /dev/shm: {refused}")
@@ -121,7 +121,7 @@ def _mount_own_shared_memory() -> str:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Spares what was imported from each test's collection of garbage, most of whose time it would take."""
+    """Freezes imported objects: else they take most of the time of each test's garbage collection."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # marlcore.__main__, once imported, exits at once
     gc.freeze()
     gc.set_threshold(10_000, 20, 100)  # a tenth of the tests' time goes otherwise into collections
@@ -202,7 +202,7 @@ _frozen_with = 0  # modules
 
 
 def _collect() -> None:
-    """What modules hold would make every collection longer: it is frozen whenever there are more of them."""
+    """Freezes what modules hold whenever more are imported: else each collection takes longer."""
     global _frozen_with
     gc.collect()
     if len(sys.modules) > _frozen_with:
@@ -255,7 +255,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         return  # a failure's traceback keeps what the test had open
 
     def left() -> list[tuple[str, str]]:
-        """By kind; what was left before the test may be gone."""
+        """What the test left, by kind; what lay there before may be gone."""
         return [(kind, each) for kind, present in _left().items() for each in sorted(present - before[kind])]
 
     found = left()
@@ -342,7 +342,7 @@ def lasting_program() -> Iterator[Callable[..., Program]]:
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
-    """One for all tests that leave it as it was: to start one takes seconds. It starts while other tests run."""
+    """A server for tests that leave it as it was, since it starts in seconds: while other tests run."""
     with closing(ForkServer(PRELOAD)) as server:
         server.begin()
         yield server
@@ -395,7 +395,7 @@ def alarm():
 
 @pytest.fixture
 def no_slices(monkeypatch):
-    """Waits last until they are woken: without it a slice's end would hide a wake-up that is missing."""
+    """Waits last until they are woken: else the end of a slice would hide a lost wake-up."""
     monkeypatch.setattr("marlcore.memory.waiting.WAIT_SLICE_S", 600.0)
 
 

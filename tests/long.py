@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 
 def forms() -> dict[str, Path]:
-    """By name, the tests that have a `main`."""
+    """The tests that have a `main`, by name."""
     tests = {path.stem.removeprefix("test_"): path for path in sorted(HERE.rglob("test_*.py"))}
     return {name: path for name, path in tests.items() if "\ndef main(" in path.read_text()}
 

@@ -102,7 +102,7 @@ class Sender:
 
 
 def _in_flight(send: Callable[[int], Any], count: int) -> float:
-    """The seconds of so many calls of Ray, of which up to three are under way."""
+    """The seconds of `count` calls of Ray, up to three of them at a time."""
     import ray
 
     began, flight = time.perf_counter(), []

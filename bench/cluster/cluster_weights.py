@@ -48,7 +48,7 @@ class Follower:
 
 
 def measure(nodes: int, nbytes: int = 50_000_000, rounds: int = 200, pause_s: float = 0.05) -> dict[str, Any]:
-    """Medians of `rounds` publications with a mirror on each of so many nodes; with none, the learner is alone."""
+    """Medians of `rounds` publications with a mirror on each of `nodes` nodes; with none, the learner is alone."""
     import ray
 
     # "copied" are the rows that the porter put into Ray's store, "fetched" those that all nodes fetched

@@ -60,7 +60,7 @@ def _writing(shared: Any, obs: NDArray[Any], adds: int, pause: float) -> Iterato
 
 
 def _serve(shared: Any, obs: NDArray[Any], adds: int, pause: float, pipe: Connection) -> None:
-    """The writing process: adds from one word to the next, so many rows between two looks; None ends it."""
+    """The writing process: adds rows from one word to the next, `adds` between looks; None ends it."""
     with nullcontext(shared) if isinstance(shared, LockedRing) else shared.writer() as writer:
         add = partial(writer.add, obs, 1, 0.5, False)
         add()
@@ -114,7 +114,7 @@ def _pickled_ring(rows: int) -> Iterator[Saved]:
     ring = filled_ring(FRAME, rows)
 
     def save(path: Path) -> None:
-        """As Stable-Baselines3 saves its buffers."""
+        """Pickles the arrays, as Stable-Baselines3 does."""
         with ring.lock, path.open("wb") as file:
             arrays = {name: getattr(ring, name) for name in ("obs", "action", "reward", "done")}
             pickle.dump(arrays, file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -126,7 +126,7 @@ SAVED = {"marlcore": _saved_replay, "pickle": _pickled_ring}
 
 
 def measure_saves(library: str, rows: int, rounds: int) -> dict[str, float]:
-    """A library's medians with a replay of so many frames; the longest add is taken beside the save and beside none."""
+    """A library's medians with a replay of `rows` frames; the longest add is taken beside the save and beside none."""
     with (
         tempfile.TemporaryDirectory() as folder,
         SAVED[library](rows) as (shared, save, load),

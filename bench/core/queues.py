@@ -1,7 +1,7 @@
 """Transitions from one writing process to one reader, in order: by marlcore and by multiprocessing.Queue.
 
 The writer writes flat out. The reader is timed, from full pipes on, so that the slower side decides. Episodes and
-batches have 128 steps; step t's action is t, its obs that of the same place in any episode.
+batches have 128 steps; step t's action is t, and its obs is the one of its place in every episode.
 """
 
 import time
@@ -43,21 +43,21 @@ def _steps(obs: NDArray[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def _trajectories(obs: NDArray[Any]) -> Iterator[Fields]:
-    """The same as arrays, an episode at a time."""
+    """Yields the steps as arrays, an episode at a time."""
     episode, reward, done = _episode(obs), np.full(STEPS, 0.5, np.float32), np.arange(STEPS) == STEPS - 1
     for first in count(step=STEPS):
         yield episode, np.arange(first, first + STEPS), reward, done
 
 
 def _collected(obs: NDArray[Any]) -> Iterator[Fields]:
-    """The same by an actor that gathers its steps until an episode is whole."""
+    """Yields the episodes of an actor that gathers its steps until one is whole."""
     steps = _steps(obs)
     while True:
         yield tuple(map(np.array, zip(*islice(steps, STEPS), strict=True)))
 
 
 def _write(queue: Any, obs: NDArray[Any], steps: Steps, method: str) -> None:
-    """In the writing process: to a queue of marlcore by its writer's method, to another one by put."""
+    """Writes, in a process of its own: to marlcore's queue by its writer's method, to another one by put."""
     if method == "put":
         for step in steps(obs):
             queue.put(step)
@@ -77,7 +77,7 @@ def _get(queue: Any, each: bool) -> Fields:
 def _reading(
     obs: NDArray[Any], scale: Scale, steps: Steps, method: str, queue: Any, read: Callable[[], Fields]
 ) -> Iterator[Work]:
-    """Reading what another process writes: so many batches a run."""
+    """Reads what another process writes, a number of batches a run."""
     reads = _reads(scale)
 
     def run() -> tuple[int, Fields]:

@@ -94,7 +94,7 @@ def _memcpy(scale: Scale, obs: NDArray[Any]) -> Work:
 
 
 def _floor(scale: Scale, obs: NDArray[Any]) -> Work:
-    """The batch's bytes from where they lie in as many random rows as it has; each frame once."""
+    """The batch's bytes from as many random rows as it has; each frame once."""
     if obs is FRAME:
         return random_copies(scale.frames, obs.nbytes, ((0, obs.nbytes * (STACK + 1) + SCALARS_NBYTES),), BATCH)
     return random_copies(scale.vectors, STORED_NBYTES, STORED, BATCH)

@@ -28,7 +28,7 @@ Fields = tuple[NDArray[Any], ...]
 
 
 def installed(libraries: Mapping[str, Open]) -> dict[str, Open]:
-    """Those whose package is here: the libraries named after a package, such as "cpprb single", may be missing."""
+    """Returns the libraries whose package is installed; the first word of "cpprb single" names one."""
     missing = {package for package in ("cpprb", "torchrl", "rlox", "stable_baselines3") if find_spec(package) is None}
     return {name: open_work for name, open_work in libraries.items() if name.split()[0] not in missing}
 

@@ -42,7 +42,7 @@ class Work:
     prepare: Callable[[], Any] | None = None  # before each run, not timed
 
     def warm_up(self, runs: int) -> Any:
-        """Runs so many times; returns the last result."""
+        """Runs `runs` times; returns the last result."""
         result = None
         for _ in range(runs):
             if self.prepare:
@@ -65,7 +65,9 @@ class Row:
 
     name: str
     libraries: Mapping[str, Open]
-    budgets: Mapping[str, float] = field(default_factory=dict)  # by peer: marlcore's time is at most so many times its
+    budgets: Mapping[str, float] = field(
+        default_factory=dict
+    )  # by peer: the most that marlcore's time may be, as a multiple of its
     sizes: tuple[Any, ...] = ()
     clock: Clock = time.thread_time  # CPU time; for work that waits for another process, time itself
 

@@ -36,7 +36,7 @@ from ..processes import run_fresh
 from ..runs.training import endless
 
 DEVICE = "cuda:0"
-ROUNDS, ROUND_S = 9, {True: 0.2, False: 0.02}  # longer with batches, of which some are ready when a round begins
+ROUNDS, ROUND_S = 9, {True: 0.2, False: 0.02}  # longer with batches: some are ready when a round begins
 WATCHED_S, LOOK_S = 4.0, 0.1
 LEARNER = mc.LearnerConfig(device=DEVICE, batch_size=256, prefetch=2, warmup=2_000)
 VECTORS = replace(LEARNER, batch_size=1024, warmup=5_000)
@@ -72,7 +72,7 @@ def _prefetched(scale: Scale) -> Iterator[Work]:
 
 @contextmanager
 def _drawn_and_moved(scale: Scale) -> Iterator[Work]:
-    """What is written without Prefetch: a draw, and each of its arrays to the device."""
+    """The work without Prefetch: draws, then copies each array to the device."""
     move = partial(torch.as_tensor, device=DEVICE)
     with _sampler(scale) as sampler:
         yield Work(lambda: finished(lambda: tuple(map(move, fields_of(sampler.sample())))), _check_batch)
@@ -100,7 +100,7 @@ ROWS = (
 
 
 def watch(env: Any, algorithm: Any, config: mc.Config) -> dict[str, float]:
-    """A run without a set ratio, from a second after its learners' first updates on; the memory is all processes'."""
+    """Watches a run without a set ratio from a second after its learners' first updates; memory is of all processes."""
     pynvml.nvmlInit()
     card = pynvml.nvmlDeviceGetHandleByIndex(0)
     before = pynvml.nvmlDeviceGetMemoryInfo(card).used
@@ -131,7 +131,7 @@ def play(size: int, mode: Any = "off") -> dict[str, float]:
 
 
 def runs() -> Mapping[str, Mapping[str, Callable[[], dict[str, float]]]]:
-    """By table and row."""
+    """Runs, by table and row."""
     pong, dqn = "atari:Pong", mc.DQN(hidden=(512,))
     pixels = mc.Config(actor=mc.ActorConfig(envs=8), replay=mc.ReplayConfig(capacity=50_000), learner=LEARNER)
     on = {

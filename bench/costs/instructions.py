@@ -72,13 +72,13 @@ def count_core(core: Path = CORE) -> Counts:
 
 
 def count_kernels() -> Counts:
-    """Those of the sampling kernels, by the call that runs them."""
+    """Instructions of the sampling kernels, by the call that runs them."""
     program = "from bench.costs.instructions import make_calls; make_calls()"
     return _count([sys.executable, "-c", program], os.environ | GENERIC, "")
 
 
 def compilers() -> dict[str, str]:
-    """What the counts of the core and of the kernels belong to."""
+    """The compilers of the core and of the kernels, on which the counts depend."""
     gcc = subprocess.run(["gcc", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
     machine = platform.machine()
     llvm = f"Numba {metadata.version('numba')}, llvmlite {metadata.version('llvmlite')}"
@@ -96,7 +96,7 @@ def grown(counts: Mapping[str, int], stored: Mapping[str, int]) -> list[str]:
 
 
 def _count(command: Sequence[str], environment: Mapping[str, str], program: str) -> Counts:
-    """Instructions by call of a process that traces itself, in the code of `program`, or in that of no file."""
+    """Instructions by call of a process that traces itself, in the code of `program`, or in memory of no file."""
     command = [sys.executable, "-S", "-c", TRACED, *command]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
         try:

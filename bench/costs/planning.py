@@ -34,13 +34,13 @@ PARTS = "build_s", "induce_s"
 
 
 class Mesh:
-    """At least so many states, and few more; a profile leads to one of two neighbouring places of the next level."""
+    """At least `states` states, and few more; a profile leads to one of two neighbouring places of the next level."""
 
     agents = (0, 1)
     action_space = SimpleNamespace(n=4)
 
     def __init__(self, states: int, cost: float = 0.0) -> None:
-        # The least number of places in a level for which so many states can be reached.
+        # The fewest places a level that let `states` states be reached.
         sizes = range(1, states)
         self._width = 1 + bisect_left(sizes, states, key=lambda n: sum(min(16**i, n) for i in range(LEVELS + 1)))
         self._cost = cost  # seconds that each transition takes

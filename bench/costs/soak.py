@@ -58,7 +58,7 @@ class Sample:
 
 
 def settled(samples: list[Sample]) -> list[Sample]:
-    """Those after the warm-up."""
+    """Samples after the warm-up."""
     begin = samples[0].seconds + WARM_UP * (samples[-1].seconds - samples[0].seconds)
     return [sample for sample in samples if sample.seconds >= begin]
 
@@ -146,7 +146,7 @@ def figures_of(samples: list[Sample]) -> dict[str, Any]:
 
 
 def _repeat(context: WorkerContext, name: str, times: int, call: Callable[[], object]) -> None:
-    """Calls it until the soak ends, and reports every second how often; a call does it `times` times."""
+    """Repeats the call until the soak ends; reports the count each second, `times` for a call."""
     count, due = 0, 0.0
     while not context.stopping:
         call()

@@ -70,7 +70,7 @@ def stream(steps: int, frames: bool = False) -> list[Row]:
 
 
 def expected(rows: list[Row], n: int) -> dict[bytes, tuple[Any, ...]]:
-    """By observation: action, return of n steps, next observation and discount, by their definition."""
+    """Computes from the definitions, for each observation: action, n-step return, next observation and discount."""
     found = {}
     for t, row in enumerate(rows):
         total = 0.0
@@ -87,7 +87,7 @@ def expected(rows: list[Row], n: int) -> dict[bytes, tuple[Any, ...]]:
 
 
 def judge(side: Side, right: dict[bytes, tuple[Any, ...]]) -> dict[str, int]:
-    """Rows that many batches have, of all; and how many of those have another value than by the definition."""
+    """Counts the rows drawn in many batches, and those whose value differs from the definition."""
     drawn, wrong, count = set(), set(), 0
     while count < 20 * len(right):
         columns = [np.asarray(column) for column in side.rows(side.sample())]

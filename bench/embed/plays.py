@@ -109,7 +109,7 @@ def play_pfrl(module: Any, edited: bool, seed: int) -> None:
 
 
 def play_lerobot(module: Any, edited: bool, seed: int) -> None:
-    """Its SAC on Pendulum, by its trainer, in one process."""
+    """Trains LeRobot's SAC on Pendulum, by its own trainer, in one process."""
     import gymnasium
     from lerobot.configs.types import FeatureType, PolicyFeature
     from lerobot.policies.gaussian_actor.configuration_gaussian_actor import GaussianActorConfig

@@ -39,7 +39,7 @@ def table(name: str) -> str:
 
 
 def results(names: str) -> str:
-    """Of `python -m bench results`: the tasks whose names begin with one of these."""
+    """Tables of `python -m bench results`, for tasks whose names begin with one of `names`."""
     shown = {task: record for task, record in load("results").items() if task.startswith(tuple(names.split()))}
     notes = (f"{task}: {record['note']}.\n" for task, record in shown.items() if "note" in record)
     return "\n".join([results_table(shown), *origins(shown, "date", "machine", "software"), *notes])
@@ -73,7 +73,7 @@ def long_origins(_: str) -> str:
 
 
 def ratios(_: str) -> str:
-    """By machine with a stored run: the peers' times as multiples of marlcore's, medians of the rounds' ratios."""
+    """For each stored machine, peers' times as multiples of marlcore's: medians of the rounds' ratios."""
     parts = []
     for path in sorted(FOLDER.glob("report-*.json")):
         stored = load(path.stem)
@@ -87,13 +87,13 @@ def ratios(_: str) -> str:
 
 
 def peers(first: str) -> str:
-    """Of `python -m bench peers`: the rows whose names begin so."""
+    """Rows of `python -m bench peers` whose names begin with `first`."""
     shown = {name: row for name, row in load("peers").items() if name.startswith(first)}
     return peers_table(shown) + "\n" + "\n".join(origins(shown, "date", "machine", "software"))
 
 
 def peers_table(rows: Mapping[str, Any]) -> str:
-    """A line a side, its rates as such and by those of the row's first side."""
+    """A line for each side: its rates, and their ratios to the row's first side."""
     columns = "work", "side", "steps/s", "steps per CPU-second", "by the first side's: both", "processes: cores of each"
     lines = []
     for name, row in rows.items():
@@ -117,7 +117,7 @@ def growth_tables(figures: Mapping[str, Any]) -> str:
     for name, works in figures["seconds"].items():
         sizes = list(next(iter(works.values())))
         rows = [[work, *(rounded(seconds * 1e6) for seconds in by_size.values())] for work, by_size in works.items()]
-        parts.append(markdown([f"microseconds of CPU time, by {name}", *sizes], rows))
+        parts.append(markdown([f"microseconds of CPU time, by number of {name}", *sizes], rows))
     columns = ["start, s", "its CPU time, s", "steps in a CPU second of the actor", "memory of all processes, MB"]
     columns += ["processes", "segments", "descriptors of one process", "steps in a CPU second of all"]
     for name, sizes in figures["runs"].items():
@@ -127,13 +127,13 @@ def growth_tables(figures: Mapping[str, Any]) -> str:
 
 
 def gpu(_: str) -> str:
-    """By card."""
+    """Tables of each GPU."""
     cards = [load(path.stem) for path in sorted(FOLDER.glob("gpu-*.json"))]
     return "\n".join(f"{gpu_tables(stored)}\n{origin(stored)}" for stored in cards)
 
 
 def gpu_tables(figures: Mapping[str, Any]) -> str:
-    """Calls' times as they are, and what runs did."""
+    """Times of calls, and figures of runs."""
     rows = [
         [work, *(rounded(times[side]) if side in times else None for side in SIDES)]
         for work, times in figures["microseconds"].items()
@@ -201,7 +201,7 @@ def creep_table(figures: Mapping[str, Any]) -> str:
 
 
 def embed(part: str) -> str:
-    """Of the codebases: "buffers", edits and buffers side by side; or "runs", whole runs by seed."""
+    """Tables of the codebases: "buffers", edits and buffers side by side; "runs", whole runs by seed."""
     stored = load("embed")
     tables = {"buffers": _buffers, "runs": _runs}
     shown = {name: record for name, record in stored.items() if ("runs" in record) >= (part == "runs")}

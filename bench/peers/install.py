@@ -1,4 +1,4 @@
-"""Peers in environments of their own: `python -m bench install NAME`, of which `--help` lists the names.
+"""Peers in environments of their own: `python -m bench install NAME`; `--help` lists the names.
 
 BenchMARL and Sample Factory need older packages. sorrel 1.6.0 (6 GB) and LeRobot need Python 3.12, Tianshou 3.11, and
 these three the packages of marlcore[train]; they find this checkout's marlcore by PYTHONPATH. `embed` has the codebases

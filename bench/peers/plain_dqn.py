@@ -49,7 +49,7 @@ def mlp(inputs: int, hidden: tuple[int, int], outputs: int) -> nn.Module:
 
 
 def columns(capacity: int, shape: tuple[int, ...]) -> list[NDArray[Any]]:
-    """Of obs, action, reward, next obs and terminated."""
+    """Empty columns of obs, action, reward, next obs and terminated."""
     fields = (shape, "float32"), ((), "int64"), ((), "float32"), (shape, "float32"), ((), "float32")
     return [np.zeros((capacity, *shape), dtype) for shape, dtype in fields]
 

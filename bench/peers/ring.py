@@ -56,7 +56,7 @@ class LockedRing:
             return self.obs[at], self.action[at], self.reward[at], self.obs[at + 1], self.done[at]
 
     def sample_stacked(self, batch: int, stack: int) -> tuple[NDArray[Any], ...]:
-        """The same with `stack` frames in obs and next_obs; and whether a stack is of one episode."""
+        """Samples `stack` frames in obs and next_obs, and whether each stack is of one episode."""
         with self.lock:
             first = self._random.integers(self.size.value - stack, size=batch)
             frames = first[:, None] + np.arange(stack)

@@ -13,7 +13,7 @@ Library = Callable[[NDArray[Any], int, int], tuple[Callable[..., Callable[[], An
 
 
 def rlox(obs: NDArray[Any], capacity: int, rows: int) -> Any:
-    """Of so many rows at once, as the others."""
+    """Draws `rows` rows at once, like the others."""
     from rlox import ReplayBuffer
 
     buffer, seeds = ReplayBuffer(capacity, obs.size, 1), count()

@@ -60,7 +60,7 @@ class SharedArrays:
 
     @cached_property
     def ring(self) -> Ring:
-        """The same arrays as a ring of this process."""
+        """This process's ring over the shared arrays."""
         return Ring([array.numpy() for array in self.arrays])
 
     def add(self, *transition: Any) -> None:

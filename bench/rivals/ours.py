@@ -1,4 +1,4 @@
-"""marlcore's runs. A form is the mode and words.
+"""marlcore's runs. A form is the mode and any of these words.
 
 `torch`: that engine; `singly`: each copy is stepped by itself; `twice`: two runs; `sink`: one that hangs; `evaluator`;
 `acting`: learners wait for ever.

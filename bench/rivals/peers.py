@@ -2,7 +2,7 @@
 
 The sides of a row train the same task by the same algorithm, with as many copies, the same layers, and the same updates
 for each step, which the program checks. Each side has an environment of its own, which the program installs, and a
-process of its own with so many cores; the sides take turns. CPU-seconds are those of all processes that a side starts,
+process of its own on as many cores; the sides take turns. CPU-seconds are those of all processes that a side starts,
 Ray's daemons included, in the measured time. DIR has checkouts of `cleanrl`, `purejaxrl` and `jaxmarl`.
 """
 
@@ -103,7 +103,7 @@ ROWS: dict[str, tuple[Setting, int, Mapping[str, Side]]] = {
 
 
 def spent() -> tuple[dict[psutil.Process, float], float]:
-    """CPU-seconds by living descendant, and of all with those that have ended."""
+    """CPU-seconds of each living descendant, and of all, ended ones included."""
     used, living = resource.getrusage(resource.RUSAGE_CHILDREN), times_of_descendants(os.getpid())
     ended = used.ru_utime + used.ru_stime
     ended += sum(times.children_user + times.children_system for times in living.values())
@@ -167,7 +167,7 @@ def end_descendants() -> None:
 
 
 def measured(*arguments: Any) -> dict[str, Any] | None:
-    """None for a side that failed, which it says."""
+    """Measures in a new process; reports a side that failed and returns None."""
     try:
         found = run_fresh(measure, *arguments)
     except (AssertionError, ChildProcessError) as failure:

@@ -20,7 +20,7 @@ Tell = Callable[[float, float], bool]
 class Marks:
     """Takes steps and updates so far; False from the second mark on.
 
-    The time begins so long after the first update, or the first step of a side without updates.
+    The time begins `warm_s` after the first update, or the first step of a side without updates.
     """
 
     def __init__(self, updating: bool, warm_s: float, seconds: float) -> None:

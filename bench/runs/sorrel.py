@@ -31,12 +31,12 @@ def run(side: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def rate(run: dict[str, Any], whole: bool = False) -> float:
-    """Agent-steps a second from the first turn to the end; from the call on for the whole."""
+    """Agent-steps a second from the first turn to the end; if `whole`, from the call on."""
     return float(run["steps"] / (run["seconds"] - (0.0 if whole else run["start_s"])))
 
 
 def times(runs: dict[str, list[dict[str, Any]]], whole: bool) -> float:
-    """The median rate in processes, by that of sorrel's own loop."""
+    """The median rate in processes, relative to sorrel's own loop."""
     own, processes = (median(rate(run, whole) for run in runs[side]) for side in (OWN, PROCESSES))
     return processes / own
 

@@ -23,7 +23,7 @@ class Task:
     env: str | Callable[[], Any]
     algorithm: Any
     config: mc.Config = field(default_factory=mc.Config)
-    # Instead of marlcore: trains with a seed for so many steps, and tells each episode's last step and return
+    # Instead of marlcore: trains with a seed for a number of steps, and tells each episode's last step and return
     peer: Callable[[int, int, Callable[[int, float], object]], object] | None = None
 
 

@@ -1,7 +1,7 @@
 """One run of BenchMARL on a task of MPE; a program for BenchMARL's environment: TASK ALGORITHM STEPS SEED CHANGES.
 
-The settings are BenchMARL's own, with these changes (JSON), but for networks, episodes and discrete actions, which are
-the presets'. It prints a line of JSON: steps, an agent's mean return in greedy episodes after them, and seconds.
+The settings are BenchMARL's own, with these changes (JSON); networks, episodes and discrete actions are the
+presets'. It prints a line of JSON: steps, an agent's mean return in greedy episodes after them, and seconds.
 """
 
 import json

@@ -162,7 +162,7 @@ def draw_teams(figures: Mapping[str, Any], path: Path) -> None:
 
 
 def _curves_of(record: Mapping[str, Any], total_steps: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The steps in the middle of each bin, and the returns [runs, bins], where every run has some."""
+    """The steps in the middle of each bin, and the returns [runs, bins], of bins where every run has some."""
     curves = np.array([run["curve"] for run in record["runs"].values()], float)
     bins, whole = curves.shape[1], ~np.isnan(curves).any(0)
     return (np.arange(bins)[whole] + 0.5) / bins * total_steps, curves[:, whole]

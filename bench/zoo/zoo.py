@@ -2,7 +2,7 @@
 
 After a run, its last and its best weights play 100 greedy episodes. A seed that is trained again replaces its stored
 run; a preset whose settings have changed loses its earlier runs. `--page` writes docs/zoo.md without training.
-`--changes '{"tau": 0.005}'` leaves out a preset's settings of the algorithm: it has its defaults, but for these. Such a
+`--changes '{"tau": 0.005}'` leaves out a preset's settings of the algorithm: it has its defaults, except these. Such a
 run's score is stored in docs/zoo/defaults.json: 0 is random play, and 1 what RL Zoo reports, or else the zoo's own row.
 """
 
@@ -53,7 +53,7 @@ def read_figures(path: Path) -> dict[str, Any]:
 
 
 def digest_of(preset: str) -> str:
-    """What tells whether figures are of a preset's present settings; to wait for evaluations changes no training."""
+    """Hashes the settings on which a preset's figures depend; waiting for evaluations changes no training."""
     settings = (PRESETS / f"{preset}.yaml").read_text().replace(", wait: true", "")
     return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
@@ -86,7 +86,7 @@ def train(preset: str, seed: int, run_dir: Path, changes: Mapping[str, Any] | No
 
 
 def binned(run_dir: Path, steps: int, agents: int) -> list[float | None]:
-    """An agent's mean return in the run's own episodes that end in each part of it; None without any."""
+    """An agent's mean return over the run's own episodes that end in each part; None without any."""
     returns = returns_of(read_metrics(run_dir / "metrics.csv"))
     episodes = np.concatenate([*returns.values()]) * [1, len(returns) / agents]
     places = np.minimum(episodes[:, 0] * BINS // steps, BINS - 1)

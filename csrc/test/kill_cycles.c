@@ -291,7 +291,7 @@ static void cycle(uint64_t *random) {
             start(role, random);
 }
 
-/* Waits until all have done something, for so long at most. */
+/* Waits, for a limited time, until all have done something. */
 static void call_roll(void) {
     uint64_t seen[ROLES], deadline = now_ns() + UINT64_C(1000000000) * PATIENCE_S;
     for (uint64_t role = 0; role < ROLES; role++)

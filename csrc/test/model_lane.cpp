@@ -275,8 +275,7 @@ template <typename count> static void sleep_until(uint8_t *event, int64_t enough
     }
 }
 
-/* Readers sleep until so many rows are there, each one more than the next; nobody wakes them but the writer.
- */
+/* Readers sleep, each until its own number of rows is there; only the writer wakes them. */
 static void sleeper(unsigned index) {
     struct mc_lane lane = lane_of(now.capacity, now.columns);
     model_memory::current->sleeping = true;

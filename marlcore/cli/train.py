@@ -170,7 +170,7 @@ def _chosen_settings(line: CommandLine) -> Settings:
     """Returns the settings of the preset or file that is given, or defaults. Raises ValueError if both are given."""
     file, preset = line.word("settings"), line.word("preset")
     if file and preset:
-        raise ValueError(f"settings: expected none with --preset {preset}, got {file!r}")
+        raise ValueError(f"settings: expected none beside --preset {preset}, got {file!r}")
     if preset:
         return read_preset(preset)
     return read_settings(file) if file else Settings(Config())

@@ -49,7 +49,7 @@ class CompressedRing(Ring):
         self._overrides = {name: _Overrides(capacity) for name in (*self._depths, *self._next_of)}
 
     def forked(self) -> None:
-        """In a forked child: drops the ring, which only the parent may use."""
+        """Drops a forked child's ring, which only the parent may use."""
         vars(self).update(self._OWN)
 
     def __getstate__(self) -> dict[str, Any]:

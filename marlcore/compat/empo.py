@@ -111,7 +111,7 @@ def compute_human_policy_prior(
         memory_pause_duration, memory_profile, use_disk_slicing, disk_cache_dir, use_compression,
     )  # fmt: skip
     if use_disk_slicing and level_fct is None:
-        raise ValueError("level_fct: expected a function with use_disk_slicing, got None")
+        raise ValueError("level_fct: expected a function for use_disk_slicing, got None")
     of_model = getattr(world_model, "possible_goal_generator", None)
     if (generator := of_model if possible_goal_generator is None else possible_goal_generator) is None:
         raise ValueError("possible_goal_generator: expected one here or in world_model, got None")

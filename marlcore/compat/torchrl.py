@@ -77,7 +77,7 @@ class _LaneStorage(_Storage):
         invalidate_after_fork(self)
 
     def forked(self) -> None:
-        """Forgets this process's own objects; at its next use, a forked child attaches anew, with a lane of its own."""
+        """Forgets this process's own objects: a forked child attaches anew when used, with a lane of its own."""
         self._replay: Replay | None = None
         self.drawn: tuple[torch.Tensor, Batch] | None = None
         self._writer: Writer | None = None

@@ -45,7 +45,7 @@ def applied(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
         if not config.offline:
             _check_rows(policy, policy.source, config)
         if policy.source.hindsight is not None and policy.source.n_step != 1:
-            raise ValueError(f"learner.n_step: expected 1 with replay.hindsight, got {policy.source.n_step}")
+            raise ValueError(f"learner.n_step: expected 1 when replay.hindsight is set, got {policy.source.n_step}")
     each = {policy.name: _unused(policy, config) for policy in policies}
     names = {name for unused in each.values() for name in unused}
     used = {_label(name, policy, config) for policy, unused in each.items() for name in names - unused.keys()}

@@ -12,7 +12,7 @@ def _resources(label: str, value: Any) -> dict[str, float]:
     check_type(label, value, Mapping, expected="amounts by name")
     named = all(isinstance(name, str) and name for name in value)
     if not named or not all(is_number(n) and 0 < n < 2**53 and (n < 1 or n % 1 == 0) for n in value.values()):
-        expected = "expected numbers above 0 by name, whole ones above 1"
+        expected = "expected numbers above 0 by name, whole if above 1"
         raise ValueError(f"{label}: {expected}, got {brief(dict(value))}")
     return {name: float(amount) for name, amount in value.items()}
 
@@ -88,7 +88,7 @@ class ClusterConfig(Declared):
         defaults = {each.name: {} if each.default is MISSING else each.default for each in fields(self)}
         chosen = [name for name in defaults if getattr(self, name) != defaults[name]]
         if self.address is None and chosen:
-            raise ValueError(f"address: expected auto or host:port with {chosen[0]}, got None")
+            raise ValueError(f"address: expected auto or host:port for {chosen[0]}, got None")
         if self.nodes_at_start is not None and self.nodes_at_start > self.nodes:
             raise ValueError(f"nodes_at_start: expected at most nodes = {self.nodes}, got {self.nodes_at_start}")
 

@@ -118,17 +118,19 @@ class Config(Declared):
         if self.mode == "serial" and self.updates_per_step is None:
             raise ValueError("updates_per_step: expected a number in serial mode, got None")
         if self.cluster.seats and self.mode == "serial":
-            raise ValueError("mode: expected async with cluster.address, got 'serial'")
+            raise ValueError("mode: expected async when cluster.address is set, got 'serial'")
         if self.cluster.learners and self.learner.processes is not None:
-            raise ValueError(f"learner.processes: expected None with cluster.learners, got {self.learner.processes}")
+            raise ValueError(
+                f"learner.processes: expected None when cluster.learners is set, got {self.learner.processes}"
+            )
         if self.cluster.learners and self.self_play.pool:
-            raise ValueError(f"self_play.pool: expected 0 with cluster.learners, got {self.self_play.pool}")
+            raise ValueError(f"self_play.pool: expected 0 when cluster.learners is set, got {self.self_play.pool}")
         if self.cluster.seats and self.self_play.roles:
-            raise ValueError(f"self_play.roles: expected none with cluster.address, got {self.self_play.roles}")
+            raise ValueError(f"self_play.roles: expected none when cluster.address is set, got {self.self_play.roles}")
         if self.stage_names and len(self.stage_names) != len(self.stages):
             raise ValueError(f"stage_names: expected {len(self.stages)}, one per stage, got {brief(self.stage_names)}")
         if self.replay.durable and self.replay.save:
-            raise ValueError("replay.save: expected False with replay.durable, got True")
+            raise ValueError("replay.save: expected False when replay.durable is set, got True")
         if self.replay.durable and self.replay.path is None:
             raise ValueError("replay.durable: expected False without replay.path, got True")
         cleared = self.replay.clear_at_stage

@@ -203,7 +203,7 @@ class LearnerConfig(Declared):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.engine == "compiled" and self.compile != "off":
-            raise ValueError(f"compile: expected off with the engine compiled, got {self.compile!r}")
+            raise ValueError(f"compile: expected off for the engine compiled, got {self.compile!r}")
 
 
 @dataclass(frozen=True)

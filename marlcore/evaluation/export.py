@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ..checks import as_path
+from ..checks import as_path, brief
 from ..config import hides_joint
 from ..loops import ActingPolicy, TorchNetwork
 from ..observations import ALONE, in_form
@@ -144,4 +144,5 @@ class GreedyStep(nn.Module):
         got = self(inputs)["action"].numpy()
         if got.shape != expected.shape or not np.allclose(got, expected, rtol=1e-4, atol=1e-5):
             kind = type(self._algorithm).__name__
-            raise ValueError(f"export: expected a method greedy of {kind} that returns the actions of act, got others")
+            says = f"export: expected a method greedy of {kind} that returns the actions of act"
+            raise ValueError(f"{says}, {brief(expected.tolist())}, got {brief(got.tolist())}")

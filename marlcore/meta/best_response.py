@@ -73,7 +73,7 @@ def exploitability(
     if not given or any(map(callable, given)):  # the strategies act for both players
         given, shares = [given] * 2, [weights] * 2
     if len(given) != 2 or len(shares) != 2:
-        raise ValueError(f"strategies: expected two sequences, and two of weights, got {len(given)} and {len(shares)}")
+        raise ValueError(f"strategies, weights: expected two of each, got {len(given)} and {len(shares)}")
     mixtures = [(list(mixed), _shares(len(mixed), share)) for mixed, share in zip(given, shares, strict=True)]
     return sum(_BestResponse(1 - seat, mixed).value(root, share) for seat, (mixed, share) in enumerate(mixtures)) / 2
 

@@ -86,8 +86,8 @@ def psro(
         raise ValueError(f"min_gain: expected a number or None, got {brief(min_gain)}")
     check_type("config", config, Config)
     for name, default in (("self_play", SelfPlayConfig()), ("evaluation", EvaluationConfig())):
-        if getattr(config, name) != default:
-            raise ValueError(f"config.{name}: expected the default, since psro chooses all games, got other settings")
+        if (section := getattr(config, name)) != default:
+            raise ValueError(f"config.{name}: expected the default, since psro chooses all games, got {brief(section)}")
     solve = solver_of(meta_solver)
     mixture_by(solve, np.zeros((1, 1)))
     folder = folder_of("psro", config.run_dir, resume)

@@ -88,7 +88,7 @@ def robot_induction(
     beta, terminal = BETA("beta", beta), Number()("terminal", terminal)
     policies = {person: people[person] for person in people.agents}
     if len(policies[people.agents[0]].values) != len(graph):
-        raise ValueError(f"people: expected policies in {len(graph)} states, got them in another graph's")
+        raise ValueError(f"people: expected policies in {len(graph)} states, got another graph's policies")
     threads = count_workers(workers)
     discounts = Discount(gamma, rho), Discount(people_gamma, people_rho)
     rows, people_rows = discounted_rows(Tabulate(graph, threads), durations, *discounts)

@@ -110,11 +110,11 @@ class TrajectoryQueue(TransitionLanes):
         if max_unread is not None:
             check_whole("max_unread", max_unread)
             if when_full != "wait":
-                raise ValueError(f"max_unread: expected None with when_full={when_full!r}, got {max_unread}")
+                raise ValueError(f"max_unread: expected None for when_full={when_full!r}, got {max_unread}")
         if lane_rows < LEAST_ROWS:
             raise ValueError(f"capacity: expected at least {LEAST_ROWS * lanes}, 3 rows a lane, got {capacity}")
         if durable is not None and when_full != "wait":
-            raise ValueError(f"durable: expected None with when_full={when_full!r}, got {brief(durable)}")
+            raise ValueError(f"durable: expected None for when_full={when_full!r}, got {brief(durable)}")
         return cls._create(spec, lanes, lane_rows, name, path, durable, when_full=when_full, max_unread=max_unread)
 
     def writer(self, lane: int = 0, *, timeout: float | None = None) -> Writer:

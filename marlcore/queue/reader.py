@@ -246,7 +246,7 @@ class TrajectoryReader(Closing):
     def _durable_cursor(self) -> CommittedCursor:
         self.check_open()
         if not isinstance(self._cursor, CommittedCursor):
-            raise ValueError(f"commit: expected a durable queue, got another one, {self._view.segment.path}")
+            raise ValueError(f"commit: expected a durable queue, got {self._view.segment.path}, which is not")
         return self._cursor
 
     @property

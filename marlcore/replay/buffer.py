@@ -86,7 +86,7 @@ class ReplayBuffer(TransitionLanes):
         lane_rows = cls._lane_rows(spec, capacity, lanes)
         check_type("limiter", limiter, RateLimiter, or_none=True)
         if limiter is not None and lane_rows < 3:
-            raise ValueError(f"capacity: expected at least {3 * lanes} with a limiter, 3 rows a lane, got {capacity}")
+            raise ValueError(f"capacity: expected at least {3 * lanes} for a limiter, 3 rows a lane, got {capacity}")
         if lane_rows < 2 and not spec.next_obs:
             least = f"at least {2 * lanes}, 2 rows a lane for a truncated transition and its final_obs"
             raise ValueError(f"capacity: expected {least}, got {capacity}")
@@ -381,8 +381,8 @@ class ReplayBuffer(TransitionLanes):
         """Returns an iterator over the whole episodes that the replay holds now, the oldest of all lanes first.
 
         Each is a batch of the episode's transitions in order. An episode is whole if it has ended and its first row is
-        still held. Writers may continue: new episodes are not read, and one of which they overwrite a row before it is
-        read is left out.
+        still held. Writers may continue: new episodes are not read, nor is an episode if they overwrite a row of it
+        first.
 
         Args:
             stack, n_step, gamma, pad, lanes, layout: as for `sampler`.

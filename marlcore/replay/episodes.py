@@ -48,11 +48,8 @@ class RecordedEpisodes:
     action_space: Any = None
 
     def __post_init__(self) -> None:
-        if self.spec is not None and self.spec.next_obs:
-            raise ValueError("spec: expected one without next_obs, since the rows of an episode follow one another")
-        single = self.spec and all(isinstance(part, Field) for part in (self.spec.action, *self.spec.extras.values()))
-        if self.spec is not None and (self.spec.reward.shape or not single):
-            raise ValueError("spec: expected Fields as action and extras, and a reward of one number, got others")
+        if self.spec is not None:
+            _check_spec(self.spec)
         space = getattr(self.source, "action_space", None)
         if self.action_space is None and hasattr(space, "start"):  # a Minari dataset's Discrete or MultiDiscrete
             self.action_space = space
@@ -131,6 +128,16 @@ def rows_taken(arguments: Mapping[str, Any]) -> int:
     return len(arguments["reward"]) + (arguments["final_obs"] is not None)
 
 
+def _check_spec(spec: TransitionSpec) -> None:
+    if spec.next_obs:
+        raise ValueError("spec: expected one without next_obs, since the rows of an episode follow one another")
+    for name, part in {"action": spec.action, **spec.extras}.items():
+        if not isinstance(part, Field):
+            raise ValueError(f"spec: expected one Field as {name}, got {brief(part)}")
+    if spec.reward.shape:
+        raise ValueError(f"spec: expected a scalar reward, got {spec.reward.describe()}")
+
+
 def _episodes_of(source: Any, declared: Collection[str] | None) -> Iterable[Any]:
     if isinstance(source, (str, os.PathLike)):
         source = _arrays_in(Path(source))
@@ -172,9 +179,10 @@ def _episodes_in(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
     seams = np.flatnonzero(_seams(fields, steps) & ~(terminated | truncated)[:-1])
     last = np.union1d(np.flatnonzero(terminated | truncated), [*seams, steps - 1])
     cut = {step: number for number, step in enumerate(last[~terminated[last]].tolist())}
-    if finals is not None and any(array.shape[:1] != (len(cut),) for array in by_name(finals).values()):
-        rows = f"{len(cut)} rows, one for each episode that does not terminate"
-        raise ValueError(f"final_obs: expected {rows}, got others")
+    for array in [] if finals is None else by_name(finals).values():
+        if array.shape[:1] != (len(cut),):
+            rows = f"{len(cut)} rows, one for each episode that does not terminate"
+            raise ValueError(f"final_obs: expected {rows}, got shape {array.shape}")
     for first, after in pairwise([0, *(last + 1).tolist()]):
         episode = {name: rows_at(values, slice(first, after)) for name, values in fields.items()}
         if finals is not None and after - 1 in cut:
@@ -308,7 +316,7 @@ def _ends(name: str, value: Any, steps: int) -> bool:
         return bool(value)
     flags = rows_of(name, _FLAG, value, steps)
     for step in np.flatnonzero(flags[:-1]):
-        raise ValueError(f"{name}: expected True of the last transition alone, got True at step {step}")
+        raise ValueError(f"{name}: expected True for the last transition alone, got True at step {step}")
     return bool(flags[-1])
 
 

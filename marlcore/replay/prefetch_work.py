@@ -47,7 +47,7 @@ class Bell:
 class Work:
     """The state shared by the thread and its consumer. The consumer takes no lock: an interrupt could leave it held.
 
-    Each side changes a field by one store or one call into C, rings, and reads the other's fields. The thread owns the
+    Each side changes a field by one store or C call, rings the other, and reads its fields. The thread owns the
     sampler while `_drawing` is set; the consumer owns it while `_wanted` is set and `_drawing` is not. Each side first
     sets its own flag and then checks the other's (Dekker's algorithm; the GIL keeps the order).
     """

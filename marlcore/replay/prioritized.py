@@ -238,10 +238,10 @@ class PriorityTree:
         if not ((floor >= 0) & (floor <= caught) & (caught <= self._read_plan.windows[1][:, None])).all():
             raise ValueError("state: expected the state of a sampler of this replay, got tickets that it does not have")
         if (caught - floor > per_lane).any():
-            raise ValueError(f"state: expected at most the {per_lane} rows of a lane, got more")
+            raise ValueError(f"state: expected at most the {per_lane} rows of a lane, got {(caught - floor).max()}")
         behind = self._behind(state["reach"])
-        if masses.reshape(behind.shape)[behind].any():
-            raise ValueError("state: expected masses of 0 for rows that the sampler has not seen, got others")
+        if (unseen := masses.reshape(behind.shape)[behind]).any():
+            raise ValueError(f"state: expected masses of 0 for rows that the sampler has not seen, got {unseen.max()}")
         self._tree[: self._leaves] = masses
         repair_range(self._tree, self._offsets, 0, 0, self._leaves)
         self._marks[:] = state["marks"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import check_type, check_whole, state_array
+from ..checks import brief, check_type, check_whole, state_array
 from ..errors import MarlcoreError
 from ..kernels import uniform
 from ..kernels.rows import HI, LO, WHOLE
@@ -76,7 +76,7 @@ class RowSampler:
         check_type("hindsight", hindsight, Hindsight, or_none=True)
         check_type("replace", replace, bool)
         if prioritized is not None and not replace:
-            raise ValueError("replace: expected True with priorities, which decide how often a row comes, got False")
+            raise ValueError("replace: expected True for priorities, which decide how often a row comes, got False")
         self.stats = SamplerStats()
         self.prioritized = prioritized
         self.batch_size, self._min_size = int(batch_size), None if min_size is None else int(min_size)
@@ -237,7 +237,7 @@ class RowSampler:
             floor = state_array(state, "floor", floor.shape, np.int64)
             self._plan.read_windows()
             if not ((floor >= 0) & (floor <= self._plan.windows[HI])).all():
-                raise ValueError("state: expected floor as tickets of this replay, got others")
+                raise ValueError(f"state: expected floor as tickets of this replay, got {brief(floor.tolist())}")
         if self._tree is not None:
             self._tree.load_state_dict(state)
         self._plan.generator[:] = generator

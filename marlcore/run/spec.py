@@ -167,8 +167,8 @@ def _with_joint_observations(spec: RunSpec, algorithm: Algorithms) -> RunSpec:
     for policy in spec.policies if spec.config.self_play.roles else ():
         if not any(getattr(policy.algorithm, name, False) for name in ("wants_joint", "wants_team")):
             raise ValueError(
-                "algorithm: expected algorithms that train teams or have a critic of joint observations for all "
-                f"policies of this league, got {type(policy.algorithm).__name__} for {policy.name!r}"
+                "algorithm: expected one that trains teams or has a joint critic, for each policy of this league, "
+                f"got {type(policy.algorithm).__name__} for {policy.name!r}"
             )
     make_env = JointObservations(spec.env_fn, tuple(dict.fromkeys(chain(*joint))))
     make_env().close()  # raises ValueError if this kind of environment has no joint observations

@@ -83,7 +83,7 @@ class Opponents:
 def make_anchors(
     policy: AssignedPolicy, config: Config, copies: int, generator: np.random.Generator, device: torch.device | None
 ) -> list[MakePlayer]:
-    """Returns a function for each anchor that makes its player.
+    """Returns, for each anchor, a function that makes its player.
 
     Raises ValueError for a missing script or checkpoint, or a checkpoint of another network.
     """

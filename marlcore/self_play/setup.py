@@ -37,7 +37,7 @@ def policies_in_self_play(config: Config, agents: tuple[str, ...]) -> dict[str, 
         raise ValueError(f"self_play: expected an environment of two or more agents, got {list(agents)}")
     if config.self_play.roles:
         if config.policies is not None:
-            expected = "None with self_play.roles, whose policies play every agent"
+            expected = "None for self_play.roles, whose policies play every agent"
             raise ValueError(f"policies: expected {expected}, got {config.policies}")
         return None
     names = policy_names(list(agents), config.policies or dict.fromkeys(agents, POLICY))

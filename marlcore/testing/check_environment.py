@@ -144,7 +144,7 @@ class _Single:
             events += [event][: turns <= steps]
             if ended:
                 if agent in self._over:  # some may be out before anyone acts, but not for a second time
-                    raise EnvironmentFailed(f"reset: expected an episode that begins, got the end of {agent}'s twice")
+                    raise EnvironmentFailed(f"reset: expected a new episode, got a second end of {agent}'s")
                 self._over.add(agent)
                 self._must_refuse(agent)
                 self._env.step(None)

@@ -315,7 +315,7 @@ _memories: WeakValueDictionary[int, BatchMemory] = WeakValueDictionary()  # by t
 
 
 def memory_of(batch: Batch) -> BatchMemory | None:
-    """Returns the memory that holds a sampler's batch, but for a few of its arrays; None for other batches."""
+    """Returns the memory that holds a sampler's batch, except a few of its arrays; None for other batches."""
     return _memories.get(id(batch.index.base))
 
 

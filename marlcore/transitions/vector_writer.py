@@ -78,7 +78,7 @@ class VectorWriter(WriterBase):
             action: [k, *shape].
             reward: [k], finite.
             terminated, truncated: bool [k]; None if no row ended its episode.
-            final_obs: the observations after the last actions, [k, *shape], of which only the rows of ended episodes
+            final_obs: the observations after the last actions, [k, *shape]; only those of ended episodes
                 are stored; needed if a row is truncated, unless the spec stores next_obs. All rows are checked.
             lanes: int [k], which of this writer's lanes get the rows, each at most once; None: all, in their order.
             extras: every extra field of the spec, and next_obs when the spec stores it, each [k, *shape].

@@ -96,7 +96,7 @@ def extra_field(name: str, extra: tuple[int, ...] | Field) -> Field:
     if not isinstance(name, str) or not name:
         raise ValueError(f"extras: expected names of at least one character, got {name!r}")
     if name == "weights":
-        raise ValueError("extras: expected other names than 'weights', an argument of publish")
+        raise ValueError("extras: expected names other than 'weights', which is taken")
     return extra if isinstance(extra, Field) else Field(extra, "float64")
 
 

@@ -143,7 +143,7 @@ class Subscriber:
         return version
 
     def _get_newest(self) -> int | None:
-        """Reads the newest row as `_readers` do, but for a model on an accelerator."""
+        """Does as `_readers`, for a model on an accelerator."""
         committed = self._lanes.committed(0)
         return committed if committed == 0 or self._get(committed - 1) else None
 

@@ -92,7 +92,7 @@ def machine() -> Iterator[dict[str, str]]:
 
 
 def small(script: str) -> str:
-    """The script for two small machines of which this one is both."""
+    """The script for two small machines, both of them this one."""
     with socket.create_server(("", 0)) as unused:
         port = unused.getsockname()[1]
     sizes = {"6379": port, "cpus=32": "cpus=2", "s=3": "s=1", "nodes 3": "nodes 1", "per-node 30": "per-node 1"}

@@ -195,7 +195,7 @@ SAYS = (
     "cluster.learners: here: expected a machine with CPU 1, node1 1, got none (",
     "cluster.learners: expected the policies ['apart', 'here'], got 'absent'",
     "learners: expected resources such as GPU=1,CPU=4, got {'apart': 'CPU'}",
-    "learner.processes: expected None with cluster.learners",
+    "learner.processes: expected None when cluster.learners is set",
     "'cuda:7' (there are 0 CUDA devices) (cluster.learners: apart, ", "False",
     "run_dir: expected a directory that learners' machines reach, got '/proc/self/cwd/run'", "False",
 )  # fmt: skip

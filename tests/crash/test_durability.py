@@ -7,7 +7,7 @@ power_cuts.py;
     python tests/long.py durability queues 10000
     python tests/long.py durability cuts 100000
 
-end with what was found in so many cycles or cuts.
+end with what was found in these cycles or cuts.
 """
 
 import subprocess

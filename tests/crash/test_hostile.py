@@ -218,7 +218,7 @@ def run_child(kind: str, names: list[str], seed: int, seconds: float) -> None:
 
 
 def child(kind: str, names: list[str], seed: int, seconds: float) -> dict[str, Counter[str]]:
-    """Runs cases in a process of their own, each for so many seconds; what each counted."""
+    """Runs cases in a process of their own, each for `seconds`; returns what each counted."""
     done = python(__file__, kind, ",".join(names), seed, seconds, timeout=len(names) * seconds + PATIENCE_S)
     assert done.returncode == 0, f"{kind}, seed {seed}: ended with {done.returncode}\n{done.stderr[-6000:]}"
     counts: dict[str, Counter[str]] = {name: Counter() for name in names}

@@ -68,7 +68,7 @@ class Run:
 
     @property
     def saving(self) -> list[int]:
-        """By learner: the updates of the last slow checkpoint that it began."""
+        """The updates of the last slow checkpoint that each learner began."""
         return sorted(int(note.read_text() or -1) for note in self.folder.glob("saving-*"))
 
     def stops(self) -> bool:

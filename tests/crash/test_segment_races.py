@@ -194,7 +194,7 @@ class Race:
         return int(self.counts[:, ATTEMPTS].sum())
 
     def run(self, attempts: int) -> None:
-        """Until there were so many attempts or a fault, and kills one after every fifty or so."""
+        """Runs until `attempts` or a fault; kills a process after every fifty or so."""
         following = 0
         while self.attempts < attempts and not self.at_fault(0.0):
             following += self.random.randrange(100)

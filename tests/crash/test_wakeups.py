@@ -41,7 +41,7 @@ BROKEN = [
 
 
 def hand_over(handoffs: Path, form: str, times: int) -> Counter[str]:
-    """Makes so many hand-offs, in each of which the other side ends a wait."""
+    """Makes hand-offs, `times` in all; in each, the other side ends a wait."""
     return counted(run([handoffs, *FORMS[form].split(), "--handoffs", str(times)], timeout=3600), "lost")
 
 

@@ -16,7 +16,7 @@ from core import CORE, build, counted, mutants, print_counts, run
 from tiers import long_but
 
 SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-OPAQUE = ["-O1", "-g", "-fsanitize=thread", "-Wno-tsan"]  # it knows no fences, of which the compiler would warn
+OPAQUE = ["-O1", "-g", "-fsanitize=thread", "-Wno-tsan"]  # it knows no fences; the compiler would warn of them
 THREADS = [*OPAQUE, "-DMC_OPAQUE_BYTES=UINT64_MAX"]  # rows race on purpose: word by word, each of them atomic
 MEMCHECK = ["valgrind", "-q", "--error-exitcode=99", "--leak-check=full"]
 
@@ -73,7 +73,7 @@ def race(stress: Path, name: str) -> Counter[str]:
 
 
 def race_unvalidated(stress: Path, name: str) -> Counter[str]:
-    """The same until a torn row was seen, by readers that take every row."""
+    """Races readers without validation until one sees a torn row."""
     patient = re.sub(r"--reads (\d+)", r"--reads \g<1>000", STRESSES[name])
     return raced(run([stress, *patient.split(), "--no-validation", "--until-torn"]))
 
@@ -143,7 +143,7 @@ def test_a_program_refuses_arguments_that_it_does_not_know(name: str, tmp_path: 
 
 
 def main(accepted: int) -> int:
-    """Races of every kind, again and again until so many reads were accepted, then the controls; 1 when one fails."""
+    """Repeats races of every kind until `accepted` reads passed, then runs the controls; 1 when one fails."""
     with tempfile.TemporaryDirectory() as folder:
         stress = mutants.build_stress(CORE, Path(folder) / "stress_lane")
         counts = {name: Counter[str]() for name in STRESSES}

@@ -26,7 +26,7 @@ SCENARIOS = {
     "takeover": ("takeover",),
     "wake-up": ("sleep", "sleep_two", "room"),
 }
-"""Of model_lane.cpp, by the part of the core that they are about."""
+"""The cases of model_lane.cpp, by the part of the core that they are about."""
 
 
 def spin_cases(kind: str) -> list[Any]:
@@ -94,7 +94,7 @@ def test_a_core_that_breaks_a_rule_is_found_out(searches: Searches, record_prope
 
 
 def test_each_mutant_changes_the_core_in_one_place(tmp_path: Path) -> None:
-    """The core moved on when this fails: its mutants must follow, on a machine without Relacy too."""
+    """If this fails, the core has changed and its mutants must follow, also on a machine without Relacy."""
     for mutant in mutants.MUTANTS:
         assert mutants.mutate(mutant, tmp_path).is_dir()
 

@@ -48,7 +48,7 @@ def noting(base: Any, name: str) -> Any:
 def numbers_by_version(
     run_dir: Path, name: str = "heat", policy: str = "agent_0", copies: int = 1, ladder: float = 0.0
 ) -> tuple[dict[int, set[tuple[float, float]]], set[int]]:
-    """By version of the weights, the pairs of base epsilon and schedule in the rows; and the rows' lanes."""
+    """The pairs of base epsilon and schedule in the rows, by version of the weights; and the rows' lanes."""
     by_version: dict[int, set[tuple[float, float]]] = defaultdict(set)
     with saved_replay(run_dir, policy) as replay:
         batch = replay.sampler(20_000, n_step=1, seed=0, min_size=1).sample()

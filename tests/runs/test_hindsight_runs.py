@@ -98,7 +98,7 @@ def test_a_wrappers_goal_function_comes_first(tmp_path):
 
 def test_refuses(tmp_path):
     for env_fn, learner, says in (
-        (bit_flip.BitFlip, {"n_step": 3}, "learner.n_step: expected 1 with replay.hindsight, got 3"),
+        (bit_flip.BitFlip, {"n_step": 3}, "learner.n_step: expected 1 when replay.hindsight is set, got 3"),
         (lambda: Crowd(1), {}, "hindsight: expected achieved_goal and desired_goal of one shape and dtype in obs, got"),
         (
             partial(Goals, 10, None), {},

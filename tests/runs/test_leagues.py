@@ -77,7 +77,7 @@ def name_of(values: list[float], number_of: dict[float, int]) -> str:
 
 
 def met_by_role(notes: Path, admitted: dict[str, list[float]]) -> tuple[Any, ...]:
-    """Of each role that learned: the opponents that it met, its games, and the rows that it recorded."""
+    """The opponents, games and recorded rows of each role that learned."""
     met, games = {name: Counter[str]() for name in ROLES}, dict.fromkeys(ROLES, 0)
     rows: dict[str, set[tuple[int, ...]]] = {name: set() for name in ROLES}
     for (number, episode), acted in episodes_of(notes).items():

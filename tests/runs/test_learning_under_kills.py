@@ -1,7 +1,7 @@
 """A run whose workers are killed all the time learns as one that is left alone.
 
-`python tests/long.py learning_under_kills SECONDS UPDATES` kills for so many seconds, and until every learner has done
-so many updates, and compares what was learned to what a run that is left alone learns in as many.
+`python tests/long.py learning_under_kills SECONDS UPDATES` kills for SECONDS, and until every learner has done
+UPDATES, and compares what was learned to what a run that is left alone learns in as many.
 """
 
 import math

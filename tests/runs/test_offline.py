@@ -131,7 +131,7 @@ def test_a_callback_or_a_condition_ends_a_run(tmp_path, mode):
 
 
 def test_a_run_starts_from_other_weights_and_others_from_its_own(tmp_path):
-    """Of a run with actors too, too short for an update."""
+    """One has actors, and is too short for an update."""
     still = config_in(tmp_path / "acting", total_steps=40, learner={"warmup": 9_000}, updates_per_step=0.1)
     with filled(CARTPOLE) as replay:
         first = train(tmp_path / "first", replay, "dqn").run_dir

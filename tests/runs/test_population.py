@@ -93,7 +93,7 @@ def test_losers_take_weights_and_settings_of_winners(tmp_path: Path, caplog: pyt
 
 
 def test_populations_of_neighbouring_seeds_share_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nor do their members copy another before their end, which the log says."""
+    """The log says that their members copy none before the end."""
     short = {"total_steps": 20, "learner": STILL}
     both = [train(tmp_path / str(seed), population(size=2), seed=seed, **short) for seed in (0, 1)]
     assert len({config_of(member.run_dir)["seed"] for members in both for member in members}) == 4
@@ -349,7 +349,7 @@ print(*sorted(member.steps for member in members))
 
 @LONG
 def test_a_population_outlives_kills_and_ctrl_c(tmp_path: Path) -> None:
-    """First of its workers, then of all its processes; then it is stopped; then it takes what is left."""
+    """Its workers are killed, then all its processes; then it is stopped, and at last resumed to its end."""
     folder = tmp_path / "run"
     members = [folder / f"member-{number}" for number in range(3)]
 

@@ -121,7 +121,7 @@ class Generous(Pennies):
 
 @pytest.mark.usefixtures("unplotted")
 def test_a_psro_that_ended_in_its_first_games_continues(tmp_path: Path) -> None:
-    """In a directory that was there; one of its own is removed. And each agent meets the other's policies by shares."""
+    """It keeps a directory that was there; its own is removed. Each agent meets the other's policies by shares."""
     for folder in (tmp_path / "run", tmp_path):
         with refused(ValueError, "env_fn: expected a game whose returns sum to 0, got 2"):
             pennies(folder, env_fn=Generous)
@@ -142,7 +142,7 @@ def test_a_psro_that_ended_in_its_first_games_continues(tmp_path: Path) -> None:
 
 
 def test_opponents_of_a_response_receive_their_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of this game, an opponent that acts wins; where it never acts, it loses by the other's move."""
+    """In this game an opponent that acts wins; one that never acts loses by the other's move."""
     told: list[float] = []
     still = lambda obs, at, begins: mc.Action(np.zeros(len(at), np.int64))  # noqa: E731
     player = SimpleNamespace(choose=still, reward=lambda reward, at: told.extend(reward.tolist()))
@@ -272,7 +272,7 @@ def test_a_result_is_whole_again_when_it_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("unplotted")
 def test_an_interval_covers_a_known_mean(tmp_path: Path) -> None:
-    """Of two untrained policies of Kuhn poker the mean is 0, over both sides."""
+    """Two untrained policies of Kuhn poker have a mean of 0 over both sides."""
     config = settings(tmp_path, total_steps=60, learner={"warmup": 50, "batch_size": 8})
     result = mc.psro(KuhnPoker, DQN, config, iterations=1, games=400, min_gain=None, progress=False)
     half = result.half_widths[0, 1]

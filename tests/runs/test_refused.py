@@ -129,14 +129,14 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "self_play: expected agents of one policy to have equal spaces": lambda: played(
         "pettingzoo-parallel:mpe2.simple_adversary_v3"
     ),
-    "a critic of joint observations for all policies of this league, got PPO for 'rival'": lambda: played(
+    "a joint critic, for each policy of this league, got PPO for 'rival'": lambda: played(
         RockPaperScissors, algorithm={"main": mc.MAPPO(), "rival": mc.PPO()},
         roles={"main": "main", "rival": "main_exploiter"}, learner=mc.LearnerConfig(), replay=mc.ReplayConfig(),
     ),
     "self_play: expected one policy for all agents, got {'agent_0': 'a', 'agent_1': 'b'}": lambda: played(
         policies={"agent_0": "a", "agent_1": "b"}
     ),
-    "policies: expected None with self_play.roles, whose policies play every agent, got {'agent_0': 'a', ":
+    "policies: expected None for self_play.roles, whose policies play every agent, got {'agent_0': 'a', ":
         lambda: played(policies={"agent_0": "a", "agent_1": "a"}, roles={"a": "main"}),
     "self_play.draw: expected a function that returns 2 odds of at least 0, not all 0, got [-0.5, -0.25]":
         lambda: played(draw="test_refused:negative"),

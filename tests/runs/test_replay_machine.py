@@ -289,7 +289,7 @@ class ReplayMachine(RuleBasedStateMachine):
         self.compare(self.watched[-1])
 
     def options(self, window):
-        """As drawn, as far as the spec and the lanes' rows allow it."""
+        """The options drawn, as far as the spec and the lanes' rows allow."""
         options = dict(window) | {"seed": int(self.rng.integers(2**32)), "sequence": None}
         length, burn_in, period, whole = (options.pop(name) for name in ("length", "burn_in", "period", "whole"))
         few = options["batch_size"] > len(self.model.lanes) * self.rows
@@ -326,7 +326,7 @@ class ReplayMachine(RuleBasedStateMachine):
 
     @rule(window=WINDOWS)
     def read_all_that_is_held(self, window):
-        """By index, in batches and in episodes, with the window of a sampler."""
+        """Reads by index, in batches and in episodes, with a sampler's window."""
         options = self.options(window)
         given = {name: options[name] for name in ("stack", "n_step", "gamma", "pad")}
         sequence, size = options["sequence"], options["batch_size"]

@@ -50,7 +50,7 @@ def rewards(ticket):
 
 
 def returns(ticket, ahead, n):
-    """Of `ahead` rewards from the ticket's on, at most n."""
+    """The return of `ahead` rewards from the ticket's on, at most n."""
     steps = np.arange(n)
     return (rewards(ticket[..., None] + steps) * GAMMA**steps * (steps < ahead[..., None])).sum(-1)
 
@@ -192,7 +192,7 @@ class Check:
             self.found[fault] += int(wrong.any(tuple(range(1, got.ndim))).sum()) if wrong.any() else 0
 
     def frames(self, got, ticket, episode, place, ahead, meant) -> None:
-        """Of frames [batch, step, stack] that are meant: `ahead` rows of the first one of the sequence."""
+        """Checks frames [batch, step, stack] that are meant, `ahead` rows after the sequence's first."""
         ticket, episode, place = (part[..., None] for part in (ticket, episode, place))
         there = np.maximum(ahead, -place)  # before an episode's first row is padding
         expected = filled(got.shape[-1], ticket + there, episode, place + there)
@@ -204,7 +204,7 @@ class Check:
             self.classify(got[wrong], ticket, episode)
 
     def classify(self, got: np.ndarray, ticket: np.ndarray, episode: np.ndarray) -> None:
-        """Of frames that are not as expected: what they are in place of this ticket, in this episode."""
+        """Counts what wrong frames are in place of this ticket, in this episode."""
         found_ticket, found_episode = got[:, :2].astype(np.int64).T
         unlike = torn(got, 3)
         laps = found_ticket - ticket

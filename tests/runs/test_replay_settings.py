@@ -285,7 +285,7 @@ def test_an_on_policy_run_learns_from_each_transition_once(
 def test_a_killed_on_policy_run_learns_from_each_transition_once(
     tmp_path: Path, large: Path, durable: dict[str, Any]
 ) -> None:
-    """By what its checkpoint knows: batches learned from since are learned from again."""
+    """It begins at its checkpoint: later batches are learned from again."""
     once = Once(tmp_path, large)
     kill_once(lambda: once.log.exists() and len(once.learned()) > 3_000, ONCE_PROGRAM, tmp_path, large, beside=__file__)
     known = once.learned()[: once.counted()]

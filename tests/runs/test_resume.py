@@ -218,7 +218,7 @@ def test_a_run_goes_on_after_its_parent_was_killed(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_of_a_program_names_what_continues_the_run(tmp_path: Path) -> None:
-    """Of runs of seeds, each one's directory."""
+    """For runs of seeds, it names each directory."""
     run, env_fn = tmp_path / "run", partial(Corridor, 100, interrupt)
     with pytest.raises(KeyboardInterrupt, match=f"^stopped; call it again with resume='{re.escape(str(run))}' to"):
         train(tmp_path, env_fn)

@@ -30,7 +30,7 @@ class Noting(mc.TreasureHunt):
 
 
 def noted(folder: Path) -> list[list[list[int]]]:
-    """Of each environment: the step, the total and the stage that it read, one after another."""
+    """The step, total and stage that each environment read, one after another."""
     return [[json.loads(line) for line in path.read_text().splitlines()] for path in folder.glob("*.jsonl")]
 
 

@@ -26,7 +26,7 @@ runs = Runs(mode="async", total_steps=800)
 
 @LONG
 def test_seeds_run_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most two at a time, whose processes one server forks; each is the run of its seed."""
+    """At most two runs at a time, forked by one server; each is the run of its seed."""
     servers: list[Any] = []
 
     class Counted(ForkServer):

@@ -210,7 +210,7 @@ def test_equal_returns_are_a_draw(tmp_path: Path) -> None:
         self_play={"anchors": {strong: 0.5, weak: 0.5}, "latest": 0.0, "rating": "elo"},
         evaluation=mc.EvaluationConfig(interval=300, episodes=12),
     )  # fmt: skip
-    assert unexplained(result.run_dir) == ["drawn"], "but for a metric of the test's own algorithm"
+    assert unexplained(result.run_dir) == ["drawn"], "except a metric of the test's own algorithm"
     table, last = json.loads((result.run_dir / "payoff.json").read_text())["opponents"], newest_values(result.run_dir)
     for name in ("anchor:strong", "anchor:weak"):
         assert table[name]["draws"] == table[name]["games"] > 10
@@ -222,7 +222,7 @@ LOSES_FROM = 60.0
 
 @dataclass(frozen=True)
 class Falling(Marking):
-    """Acts below the anchor once it has made so many updates."""
+    """Acts below the anchor after a number of updates."""
 
     def act(self, model: Any, obs: Any, **options: Any) -> mc.Action:
         value = float(model.mark.detach()[0])

@@ -64,7 +64,7 @@ class Arena(Rounds):
 
 
 def episodes_of(folder: Path, sides: tuple[str, ...] = SIDES) -> dict[tuple[int, int], dict[str, list[float]]]:
-    """By environment and episode: the actions of each side, of all episodes that ended."""
+    """The actions of each side in all episodes that ended, by environment and episode."""
     lines = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
     return {(number, episode): dict(zip(sides, acted, strict=True)) for number, episode, *acted in lines}
 
@@ -108,7 +108,7 @@ class Banded(Marking):
 
 
 class Stateless:
-    """A trainer of whose own nothing is saved."""
+    """A trainer that saves nothing of its own."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -12,13 +12,13 @@ from whole_runs import opponents_of, saved_replay
 
 
 def marks(run_dir: Path, policy: str = "main") -> dict[int, float]:
-    """By number: the weight of each opponent that was admitted."""
+    """The weight of each opponent that was admitted, by number."""
     states = {number: torch.load(path, weights_only=True) for number, path in opponents_of(run_dir, policy).items()}
     return {number: float(state["acting"]["model.mark"][0]) for number, state in states.items()}
 
 
 def rows_of(run_dir: Path, parts: int = 2, policy: str = "main") -> list[Counter[tuple[int, int, int, int]]]:
-    """Of each part of the replay: how often each (environment, episode, side, round) lies in it."""
+    """How often each (environment, episode, side, round) lies in each part of the replay."""
     counters = []
     with saved_replay(run_dir, policy) as replay:
         size = replay.lanes // parts

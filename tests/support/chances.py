@@ -69,9 +69,9 @@ class OneShot(Cycle):
 
 
 class Masked(Cycle):
-    """Agents "a" and "b" act in turn; whose infos hold masks, which forbid an action, and when: `when`, by agent.
+    """Agents "a" and "b" act in turn; `when` says, by agent, when its infos hold a mask that forbids an action:
 
-    At each time, on its own turns, never, or on its own from the second one on.
+    at each time, on its own turns, never, or on its own from the second one on.
     """
 
     possible_agents = ("a", "b")

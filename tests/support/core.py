@@ -64,7 +64,7 @@ def report(counts: Mapping[str, float]) -> None:
 
 
 def report_cycles(counts: Mapping[str, int], faults: Iterable[str], cycles: str) -> int:
-    """Reports what so many cycles counted; returns the program's status, which is 1 if they counted a fault."""
+    """Reports what the cycles counted; returns the program's status, which is 1 if they counted a fault."""
     report({**dict.fromkeys(faults, 0), **counts, "cycles": int(cycles)})
     return int(any(counts[fault] for fault in faults))
 

@@ -21,7 +21,7 @@ class Calm(TreasureHunt):
 
 
 def mean_returns(choose: Callable[[str, Any], int], episodes: int = 200) -> dict[str, float]:
-    """By agent; `choose` is asked for an action with the agent and what it observes."""
+    """Each agent's mean return; `choose(agent, obs)` gives its actions."""
     env = HUNT()
     env.reset(0)
     totals = dict.fromkeys(env.agents, 0.0)
@@ -35,7 +35,7 @@ def mean_returns(choose: Callable[[str, Any], int], episodes: int = 200) -> dict
 
 
 def bar() -> float:
-    """A return that only who has learned reaches: three times that of random play, and at least ten more."""
+    """A return that needs learning: three times that of random play, and at least ten more."""
     rng = np.random.default_rng(0)
     random = float(np.mean(list(mean_returns(lambda agent, obs: int(rng.integers(4))).values())))
     return max(3 * random, random + 10)

@@ -92,7 +92,7 @@ class Induction:
 
 
 def added(terms):
-    """Their sum, in their order."""
+    """The numbers' sum, in order."""
     total = 0.0
     for term in terms:
         total += term

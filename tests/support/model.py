@@ -106,7 +106,7 @@ class Model:
         return self.lanes[lane].add(obs, action, reward, terminated, truncated, final_obs, version, extras)
 
     def sampleable(self, stack: int, n_step: int, sequence: Sequence | None = None) -> dict[int, tuple[Episode, int]]:
-        """By index: the episode and the place in it of each transition, or sequence's first, that may be drawn."""
+        """The episode and place in it of each transition, or sequence's first, that may be drawn; by index."""
         allowed = {}
         for number, lane in enumerate(self.lanes):
             for episode in lane.episodes:

@@ -64,7 +64,7 @@ class Network(Closing):
         return _within(self._hosts[host][0])
 
     def processes(self, host: int | None = None) -> list[int]:
-        """Returns the processes of a host, or of all hosts, but for the first ones, which hold them."""
+        """Returns the processes of a host, or of all hosts, except the first ones, which hold them."""
         hosts = self._hosts if host is None else [self._hosts[host]]
         return [pid for first, _ in hosts for pid in family(first)]
 

@@ -112,7 +112,7 @@ class Machine:
 
 
 class NoThread:
-    """In place of the flusher's thread: the machine calls `flush` itself."""
+    """Stands for the flusher's thread: the machine calls `flush` itself."""
 
     def __init__(self, *arguments: Any) -> None:
         pass
@@ -202,7 +202,7 @@ class Lives:
         return chosen.disk, watermarks
 
     def hollow(self, replay: Any, truth: list[list[bytes]]) -> None:
-        """Takes the row that recovery puts into a lane of which no row was whole for what was written."""
+        """Expects as a lane's last row the one that recovery puts there if no written row was whole."""
         for lane, written in enumerate(truth):
             if written and Mapped(replay).counters(lane)[1] == len(written) - 1 + replay.capacity // replay.lanes:
                 written[-1] = row_bytes(Mapped(replay), lane, len(written) - 1)

@@ -53,7 +53,7 @@ class Kills:
             CommittedCursor.move, CommittedCursor.release = ReadCursor.move, ReadCursor.release
 
     def life_of(self, tickets: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-        """In which life of the machine a row was added, if it is there: the last that began at or below it."""
+        """The life of the machine in which a row was added, if it is there: the last that began at or below it."""
         return (self.lives[:, lanes] <= tickets).cumsum(0).argmax(0)
 
     def add(self, lanes: np.ndarray) -> None:

@@ -120,7 +120,7 @@ def _watch_turns(env: Any, recorder: Recorder) -> None:
 
 
 def _watch_copies(env: Any, recorder: Recorder) -> None:
-    """Of a Gymnasium vector environment in NEXT_STEP mode, without masks."""
+    """For a Gymnasium vector environment in NEXT_STEP mode, without masks."""
     reset, step, copies = env.reset, env.step, range(env.num_envs)
     ended = np.zeros(env.num_envs, bool)
 

@@ -1,4 +1,4 @@
-"""What befalls a replay, as scenarios: operations that victims begin, and what others find where one did not end.
+"""Scenarios of a replay: operations that victims begin, and what others find if one did not end.
 
 In the victim, a scenario prepares, acts, and releases what it has. A survivor, attached all along, checks what came of
 it; a successor writes on.
@@ -337,7 +337,7 @@ class Save(Add):
         assert os.listdir(self.target.parent) == ["save"]
 
     def find(self, committed: tuple[int, ...]) -> None:
-        """The save is whole, and of one of these moments."""
+        """The save is whole, as of one of these moments."""
         live = self.replay
         with ReplayBuffer.load(self.target) as saved:
             self.watch(saved)

@@ -107,5 +107,5 @@ WRONG = {  # by case: the field, its value, what copies say, and what `check_env
     "short": ("short", None, f"a: ValueError: last: {FIVE} 4 values", f"last of a: {FIVE} ({{"),
     "after the end": ("after the end", None, None, "step: expected an error for an action of a, whose episode has e"),
     "stranger": ("stranger", None, None, "agent: expected one of ('a', 'b'), got 'z'"),
-    "no reset": ("no reset", None, None, "reset: expected an episode that begins, got the end of a's twice"),
+    "no reset": ("no reset", None, None, "reset: expected a new episode, got a second end of a's"),
 }  # fmt: skip

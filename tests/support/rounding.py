@@ -22,6 +22,6 @@ def rounding(terms: int, scale: float = 1.0, dtype: str = "float32") -> dict[str
 
 
 def near(expected: Any, terms: int, scale: float = 1.0, dtype: str = "float32") -> Any:
-    """What equals `expected` but for rounding, for `assert found == near(...)`; see `rounding`."""
+    """What equals `expected` up to rounding, for `assert found == near(...)`; see `rounding`."""
     most = rounding(terms, scale, dtype)
     return pytest.approx(expected, rel=most["rtol"], abs=most["atol"])

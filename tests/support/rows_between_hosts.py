@@ -38,7 +38,7 @@ class Sender:
         self._written = 0
 
     def write(self, rows: int) -> None:
-        """Begins to write so many further rows to each lane; they are numbered, and named by lane and number."""
+        """Begins to write `rows` further rows to each lane; they are numbered, and named by lane and number."""
         first, self._written = self._written, self._written + rows
         Thread(target=self._write, args=(first, self._written), daemon=True).start()
 
@@ -79,7 +79,7 @@ class Rows:
         self._sender = there.remote(self._ingest, self._leases.grant(0), self._forgets)
 
     def write(self, rows: str) -> None:
-        """Has the sender begin to write so many rows to each lane."""
+        """Has the sender begin to write `rows` rows to each lane."""
         self._written += int(rows)
         self._sender.write.remote(int(rows))
 

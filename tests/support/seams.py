@@ -22,14 +22,14 @@ def holders(room: str, name: str) -> list[Any]:
 
 
 def replace(room: str, **replacements: Any) -> None:
-    """For good, in this process: for processes of a test's own."""
+    """Replaces for good: only in a test's own process."""
     for name, value in replacements.items():
         for module in holders(room, name):
             setattr(module, name, value)
 
 
 def patch(monkeypatch: Any, room: str, **replacements: Any) -> None:
-    """Until the test ends."""
+    """Replaces until the test ends."""
     for name, value in replacements.items():
         for module in holders(room, name):
             monkeypatch.setattr(module, name, value)

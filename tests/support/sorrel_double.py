@@ -251,7 +251,7 @@ class Environment:
 
 
 class Logger:
-    """As sorrel's TensorboardLogger, it holds what cannot be pickled."""
+    """Like sorrel's TensorboardLogger, it holds what cannot be pickled."""
 
     def __init__(self) -> None:
         self.writer = threading.Lock()

@@ -168,7 +168,7 @@ def on_many_machines(replay: mc.ReplayBuffer, link: cluster.Link) -> mc.Config:
 
 
 def mistaken(policy: mc.LoadedPolicy, batch: mc.Batch) -> None:
-    """Mistakes that mypy must find: it reports an ignore that nothing needs, as where a type is Any."""
+    """Mistakes that mypy must find: it reports needless ignores, such as where a type is Any."""
     action: str = policy.act(np.zeros(4, np.float32))  # type: ignore[assignment]
     obs: str = batch.torch().obs  # type: ignore[assignment]
     print(action, obs)

@@ -36,7 +36,7 @@ def row_of(spec: mc.TransitionSpec) -> dict[str, Any]:
 
 
 def write_rows(shared: Any, *counts: int) -> Any:
-    """Writes so many rows to each lane, in short episodes."""
+    """Writes each lane its count of rows, in short episodes."""
     for lane, count in enumerate(counts):
         with shared.writer(lane, timeout=0.0) as writer:
             for i in range(count):

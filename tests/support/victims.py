@@ -87,7 +87,7 @@ ERRORS = {  # besides EIO
     "openat": ["EMFILE", "ENOMEM", "EINTR"], "fallocate": ["ENOSPC", "ENOMEM", "EINTR"], "mmap": ["ENOMEM", "EAGAIN"],
     "pwrite64": ["ENOSPC", "EINTR"], "linkat": ["ENOSPC"], "fcntl": ["ENOLCK", "EMFILE", "EINTR"], "futex": ["ENOMEM"],
 }  # fmt: skip
-ENDED, UNHARMED = 0, 3  # how victims exit: the error came, or there are not so many calls
+ENDED, UNHARMED = 0, 3  # how victims exit: the error came, or there are fewer calls
 
 
 def names() -> list[str]:
@@ -279,7 +279,7 @@ def _monitored(inside: Callable[[str], bool], meet: Callable[[Act, CodeType, int
 
 
 def by_signal(seconds: Callable[[], float], meanwhile: Act = int) -> Callable[[Act], bool]:
-    """A call that interrupts another one by a timer's signal after so many seconds; whether it came before the end."""
+    """A call that interrupts another one by a timer's signal after `seconds()`; whether it came before the end."""
     armed = False
 
     def handle(*_: object) -> None:

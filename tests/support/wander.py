@@ -14,7 +14,7 @@ LONGEST = 30
 class Wander:
     """Random observations and rewards; an episode terminates, is truncated, or ends for all between two turns.
 
-    Given a file `killed`, it creates that and kills its process after so many steps, once.
+    Given a file `killed`, it creates that and kills its process once, after a number of steps.
     """
 
     agents = ("left", "right")

@@ -110,7 +110,7 @@ def metrics_of(run_dir: Path) -> list[Any]:
 
 
 def values_of(run_dir: Path, name: str) -> list[float]:
-    """Of one metric, in the order of the file."""
+    """A metric's values, in the file's order."""
     return [metric.value for metric in metrics_of(run_dir) if metric.name == name]
 
 

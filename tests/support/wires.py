@@ -36,7 +36,7 @@ class Way:
     free: float = 0.0  # when the frame before has left
 
     def arrival(self, now: float, size: int, chance: random.Random) -> float | None:
-        """Returns when a frame arrives that is sent now; None if it is lost."""
+        """Returns the time at which a frame sent now arrives; None if it is lost."""
         leaves = max(now, self.free) + size / self.rate
         if self.cut or chance.random() < self.loss or leaves - now > QUEUE_S:
             return None

@@ -1,7 +1,7 @@
 /* A trajectory queue whose writers wait for room and whose reader waits for a batch: marlcore/queue/gates.py and
  * reader.py, by hand.
  *
- * Each writer is one thread with LANES lanes, of which it fills any, or one alone for ever: the other agents are dead.
+ * Each writer is one thread that fills any of its LANES lanes, or one alone for ever: the other agents are dead.
  * The reader may be killed between any two stores; what it has in hand is lost then. That rows are read whole, and that
  * an event loses no wake-up, are the lane's models'. */
 

@@ -42,7 +42,7 @@ class Windowed(Hyperparameters):
     """First transitions of a window, which only warm up its stored state; less than length. A window at the start of
     an episode has no burn-in."""
     period: Annotated[int, Whole(2)] = 20
-    """Transitions from the start of one window to that of the next, at least 2; if it is length - burn_in, a pass over
+    """Transitions from one window's start to the next one's, at least 2; if it is length - burn_in, a pass over
     all windows trains on each transition once."""
     n_step: AtLeast1 = 5
     """Rewards in each return, at least 1, in place of `learner.n_step`; returns end with their window."""

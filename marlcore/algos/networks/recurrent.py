@@ -87,7 +87,7 @@ class CustomCell(nn.Module):
         self.parts = tuple(sizes)
         for name, size in self.sizes.items():
             if name in (PREVIOUS_ACTION, PREVIOUS_REWARD):
-                raise ValueError(f"{label}: expected other names in its state than {name!r}, which has a part already")
+                raise ValueError(f"{label}: expected state names other than {name!r}, which is taken")
             check_whole(f"{label} state[{name!r}]", size, 1)
         zeros = {name: torch.zeros(TRIED, size) for name, size in self.sizes.items()}
         result = tried(label, self.cell, torch.zeros(TRIED, inputs), dict(zeros))
@@ -186,7 +186,7 @@ def state_fields(hyper: Any, spaces: Spaces, every: int) -> dict[str, Field]:
 def with_state(hyper: Any, extras: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """Adds the recurrent state's fields to a row's extras. Raises ValueError if a name occurs in both."""
     for name in extras.keys() & state.keys():
-        raise ValueError(f"{hyper.owner} cell: expected other names in its state than {name!r}, which rows have")
+        raise ValueError(f"{hyper.owner} cell: expected state names other than {name!r}, which is taken")
     return {**extras, **state}
 
 

@@ -128,7 +128,7 @@ def serve(
 ) -> dict[str, Address]:  # fmt: skip
     """Starts a Ray actor with these policies' ingests, and a porter for each policy; returns the learners' addresses.
 
-    `leases` is the controller's table or, with `follows`, a copy of it, if the controller is on another machine.
+    `leases` is the controller's table; with `follows`, a copy of it on another machine.
     """
     targets = {
         policy.name: _target_of(stack, policy, memory.transitions[policy.name], config, follows) for policy in policies

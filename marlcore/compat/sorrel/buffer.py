@@ -290,12 +290,13 @@ class Buffer(Ring):
             raise ValueError(f"input_file: expected one with {sorted(needed)}, got {sorted(extras)}")
         columns = {name: extras.pop(theirs) for name, theirs in _SORREL_NAMES.items()}
         counts, capacity = [extras.pop(name) for name in ("n_frames", "idx")], len(np.atleast_1d(columns["obs"]))
-        if any(count.shape for count in counts) or not columns["obs"].ndim:
-            raise ValueError("input_file: expected the numbers n_frames and idx, and rows of states, got other shapes")
+        shapes = [array.shape for array in (*counts, columns["obs"])]
+        if any(shapes[:2]) or not shapes[2]:
+            raise ValueError(f"input_file: expected the numbers n_frames and idx, and rows of states, got {shapes}")
         n_frames, idx = map(int, counts)
         check_whole("input_file: n_frames", n_frames, 1, capacity)
-        shapes = {name: array.shape[1:] for name, array in extras.items()}
-        buffer = cls(capacity, columns["obs"].shape[1:], n_frames, **shapes)
+        further = {name: array.shape[1:] for name, array in extras.items()}
+        buffer = cls(capacity, columns["obs"].shape[1:], n_frames, **further)
         buffer.fill({**columns, **extras}, idx, capacity)
         return buffer
 

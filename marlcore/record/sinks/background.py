@@ -203,7 +203,7 @@ class Sinks:
 
     @property
     def lost(self) -> dict[str, int]:
-        """By sink: the number of metrics that it has not taken. metrics.csv has all of them."""
+        """The number of metrics that each sink has not taken. metrics.csv has all of them."""
         return {sink.name: sink.lost for sink in self._others}
 
 

@@ -113,7 +113,7 @@ def test_rows_without_an_allowed_value_and_their_gradients_are_finite():
 
 @pytest.mark.parametrize("name", list(SPACES))
 def test_draws_follow_the_distribution(name):
-    """Over many draws of one output, the mean log-probability is minus the entropy, but for chance."""
+    """Over many draws of one output, the mean log-probability is minus the entropy, up to chance."""
     distribution = distribution_of("PPO", SPACES[name])
     output = torch.randn(1, distribution.outputs).expand(20_000, -1)
     sampled = distribution.sample(output, None, np.random.default_rng(0))

@@ -105,7 +105,7 @@ def test_the_loss_is_the_weighted_one_of_the_paper(algorithm, spaces, double, ka
 @pytest.mark.parametrize("kappa", [0.5, 1.0, 4.0])
 @BOTH
 def test_actors_first_priorities_have_the_unit_of_the_trainers(algorithm, kappa):
-    """If quantiles do not depend on the fraction, both are equal but for the fractions that the trainer draws."""
+    """If quantiles do not depend on the fraction, both are equal except for the fractions that the trainer draws."""
     hyper = IQN(n_tau=400, kappa=kappa) if algorithm is IQN else DQN()
     network, trainer = made_trainer(hyper, box_spaces())
     if algorithm is IQN:

@@ -340,7 +340,7 @@ REFUSED: dict[str, Refused] = {
     "outputs": (made("dqn", lambda spaces: of_values(7)), "expected a whole model with 2 outputs, got 7"),
     "half a model": (
         made("ppo", lambda _: Whole(policy=nn.Linear(3, 2))),
-        "expected policy and value, got none of the name value",
+        "expected policy and value, got none named value",
     ),
     "critics": (
         made("td3", with_wrong_critics),
@@ -354,10 +354,13 @@ REFUSED: dict[str, Refused] = {
     "stateless": (of_cell(nn.Linear), "R2D2 cell: expected an attribute state with sizes by name, got None"),
     "cell": (of_cell(Narrow, units=6), f"cell: expected (float32 [3, 6], {STATES}"),
     "size": (of_cell(partial(Leaky, size=0)), "R2D2 cell state['trace']: expected an integer of at least 1, got 0"),
-    "name": (of_cell(partial(Leaky, name="previous_action")), "than 'previous_action', which has a part already"),
+    "name": (
+        of_cell(partial(Leaky, name="previous_action")),
+        "expected state names other than 'previous_action', which is taken",
+    ),
     "a row's name": (
         lambda: mc.RecurrentPPO(cell=partial(Leaky, name="log_prob")).transition(box_spaces()),
-        "RecurrentPPO cell: expected other names in its state than 'log_prob', which rows have",
+        "RecurrentPPO cell: expected state names other than 'log_prob', which is taken",
     ),
     "common parameters": (made("td3", common), "expected modules policy and critics without common parameters, got "),
 }

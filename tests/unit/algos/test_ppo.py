@@ -165,7 +165,7 @@ def test_each_epoch_visits_every_row_once():
 
 
 def test_a_single_step_is_the_step_of_minibatches():
-    """The shortcut needs one pass, and changes the network as the general way does, but for the order of sums.
+    """The shortcut needs one pass, and changes the network as the general way does, except for the order of sums.
 
     Adam's first step is the rate times g / (|g| + eps) for a gradient g, so where g is off by `off`, at most the rate
     times off / eps away. Sums over 24 rows and two layers of 8 make g, whose norm is clipped to 0.5.

@@ -151,7 +151,7 @@ class Plain:
         return (self.weight * errors**2).mean(1).sum(), errors.detach()
 
     def policy_loss(self, weights, critics):
-        """Of a team, each member climbs the value of its action beside those taken (Lowe et al. 2017, equation 6)."""
+        """In a team, each member climbs the value of its action beside those taken (Lowe et al. 2017, equation 6)."""
         action, log_prob = self.actions(weights, self.rows, self.noise[1])
         losses, size = [], action.shape[1]
         for own in torch.eye(size, dtype=torch.bool).split(size // len(self.windows[0].members)):

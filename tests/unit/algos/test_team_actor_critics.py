@@ -52,7 +52,7 @@ def batch_of(spaces, rows=24, dead=()):
 @pytest.mark.parametrize("kind", [mc.MATD3, mc.MADDPG])
 @pytest.mark.parametrize("action", [None, BOX], ids=["discrete", "box"])
 def test_critics_learn_from_what_all_members_would_do(kind, action, rewards, monkeypatch):
-    """Compares critics with NumPy: those of the team and of own rewards, MATD3's pairs and MADDPG's single ones.
+    """Compares critics with NumPy: of team rewards and of own ones, MATD3's pairs and MADDPG's single critics.
 
     Member 1 is dead, and member 2 dies in the first rows: then it has no later value of its own.
     """

@@ -45,7 +45,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("line", REFUSED)
 def test_a_wrong_option_is_refused_in_one_line(line, capfd, tmp_path, monkeypatch):
-    """No run begins, whose directory would be in the current one."""
+    """No run begins: its directory would be in the current one."""
     monkeypatch.chdir(tmp_path)
     assert main(line.split()) == 2
     assert not any(tmp_path.iterdir())

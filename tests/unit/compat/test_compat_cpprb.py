@@ -45,7 +45,7 @@ def elsewhere(buffer: MPReplayBuffer) -> MPReplayBuffer:
 
 
 def weights(buffer: MPPrioritizedReplayBuffer) -> dict[int, float]:
-    """By position, those of a sample in which each row is."""
+    """Each row's weight, by position, from samples that hold it."""
     np.random.seed(0)
     sample = buffer.sample(200, beta=1.0)
     return dict(zip(sample["indexes"].tolist(), sample["weights"].tolist(), strict=True))

@@ -285,7 +285,7 @@ REFUSED: list[Refused] = [
     *each_bad(planned_with, "an integer of at least 1", memory_check_interval=[0]),
     *each_bad(planned_with, "a finite number of at least 0", memory_pause_duration=[-1.0]),
     *each_bad(planned_with, "a number in [0, 1)", min_free_memory_fraction=[1.0]),
-    (lambda: planned_with(use_disk_slicing=True), "level_fct: expected a function with use_disk_slicing, got None"),
+    (lambda: planned_with(use_disk_slicing=True), "level_fct: expected a function for use_disk_slicing, got None"),
     (lambda: planned_with().sample(START, possible_goal=Reach(0)), ValueError, "possible_goal: expected None"),
 ]  # fmt: skip
 test_refuses = refusals(REFUSED)

@@ -216,7 +216,7 @@ def cpprbs_file(**parts) -> io.BytesIO:
 
 
 def test_an_unsafe_file_of_cpprb_is_read() -> None:
-    """It leaves next values out, but for those at the end of an episode or of the ring."""
+    """It leaves next values out, except those at the end of an episode or of the ring."""
     rows = {"a": np.float32([[0], [1], [5], [6]])}
     cache = {1: {"next_a": np.float32([2])}, 3: {np.str_("next_a"): np.float32([7])}}
     buffer = ReplayBuffer(9, {"a": {}}, next_of="a")
@@ -380,7 +380,7 @@ def spaced(obs: object, act: object) -> SimpleNamespace:
 
 
 def test_fields_of_an_environment_are_those_of_cpprb() -> None:
-    """Of a Dict space, `before_add` gives the names of the fields, unlike in cpprb."""
+    """For a Dict space, `before_add` gives the names of the fields, unlike in cpprb."""
     spaces = pytest.importorskip("gymnasium").spaces
     box, some = spaces.Box(0, 1, (2, 3)), spaces.MultiDiscrete([2, 3])
     pair, named = spaces.Tuple([box, some]), spaces.Dict({"far": box, "near": spaces.MultiBinary(4)})

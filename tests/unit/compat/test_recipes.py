@@ -29,7 +29,7 @@ def recipe(library: str, reason: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_lanes_give_pfrls_agents_what_its_own_buffer_gives(steps: int, tmp_path: Path) -> None:
-    """Of each row that both hold, found by its state, n-step returns and bootstraps at a truncation included."""
+    """Compares each row that both hold, found by its state, with n-step returns and bootstraps at truncations."""
     from_recipe = recipe("pfrl.replay_buffer", "needs pfrl: `python -m bench install tianshou`")
     import pfrl
 

@@ -68,7 +68,7 @@ def learners(text: str) -> mc.ClusterConfig:
 
 AMOUNTS, BY_NAME = "learners: expected resources such as GPU=1,CPU=4", "learners: expected numbers above 0 by name, "
 REFUSED: dict[str, Refused] = {
-    "no address": (lambda: mc.ClusterConfig(nodes=2), "address: expected auto or host:port with nodes"),
+    "no address": (lambda: mc.ClusterConfig(nodes=2), "address: expected auto or host:port for nodes"),
     "Ray's client": (lambda: mc.ClusterConfig("ray://head:10001"), "address: expected auto or host:port"),
     "more at the start": (lambda: mc.ClusterConfig("auto", nodes_at_start=2), "nodes_at_start: expected at most nodes"),
     "no port": (lambda: mc.ClusterConfig("head:65536"), "address: expected auto or host:port"),
@@ -76,10 +76,10 @@ REFUSED: dict[str, Refused] = {
     "half a core more": (lambda: mc.ClusterConfig("auto", resources={"CPU": 1.5}), "resources: expected numbers ab"),
     "a text with more": (lambda: learners("GPU=1=7"), AMOUNTS),
     "an amount twice": (lambda: learners("GPU=1,GPU=2"), AMOUNTS),
-    "no name": (lambda: learners("=1"), f"{BY_NAME}whole ones above 1"),
-    "no end": (lambda: learners("GPU=inf"), f"{BY_NAME}whole ones above 1"),
+    "no name": (lambda: learners("=1"), f"{BY_NAME}whole if above 1"),
+    "no end": (lambda: learners("GPU=inf"), f"{BY_NAME}whole if above 1"),
     "a long flush": (lambda: mc.ClusterConfig("auto", flush_seconds=61), "flush_seconds: expected a number"),
-    "in turn": (lambda: mc.Config(mode="serial", cluster=CLUSTER), "mode: expected async with cluster.address"),
+    "in turn": (lambda: mc.Config(mode="serial", cluster=CLUSTER), "mode: expected async when cluster.address is set"),
 }
 test_a_cluster_that_cannot_be_is_refused = refusals(REFUSED)
 

@@ -31,7 +31,9 @@ def test_an_unknown_preset_or_one_beside_a_file_is_refused(capsys: pytest.Captur
     assert main(["train", "--preset", "../presets/cartpole-ppo"]) == 2
     assert capsys.readouterr().err.startswith("marlcore: preset: expected one of acrobot-ppo, ")
     assert main(["train", "--preset", "cartpole-ppo", "--settings", "file.yaml"]) == 2
-    assert capsys.readouterr().err == "marlcore: settings: expected none with --preset cartpole-ppo, got 'file.yaml'\n"
+    assert (
+        capsys.readouterr().err == "marlcore: settings: expected none beside --preset cartpole-ppo, got 'file.yaml'\n"
+    )
 
 
 def test_the_command_lists_presets(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ def test_a_right_environment_passes(name):
 @pytest.mark.parametrize("first", Masked.HOLDS)
 @pytest.mark.parametrize("second", Masked.HOLDS)
 def test_masks_of_infos_are_needed_where_an_agent_acts(first, second):
-    """Of an agent that gives none at first, no other one's may follow. A run and a check agree."""
+    """If the first turn has no mask, no later turn may have one. A run and a check agree."""
     make = partial(Masked, a=first, b=second)
     if "late" in (first, second) or (first, second) == ("never", "acting"):
         for call in (lambda: check_env(make, steps=30), lambda: play(vectorize(make, 2), 20)):

@@ -49,7 +49,7 @@ def assert_plays_as(env, makers, rounds, masked=False, first=None):
 
 
 def numbers_at_ends(env, rounds, value=0):
-    """By copy, the numbers told at its last episode's end."""
+    """The numbers told at the end of each copy's last episode."""
     env.reset(0)
     told = {}
     for _ in range(rounds):
@@ -75,7 +75,7 @@ def env_value(values, copy):
 
 
 def in_a_batch(env, info):
-    """As arrays of all copies in the form of the space; of those whose episode goes on, something else."""
+    """Arrays of all copies in the form of the space; copies whose episode goes on have something else."""
     space = env.single_observation_space
     rows = [space.sample() if row is None else row for row in info["final_obs"]]
     batch = concatenate(space, rows, create_empty_array(space, env.num_envs))

@@ -62,7 +62,7 @@ def test_a_seed_determines_what_chance_draws() -> None:
 
 
 def test_exploitability_takes_openspiels_states() -> None:
-    """Of uniform play in Kuhn poker, which the closed form gives as 11 / 24."""
+    """Uniform play in Kuhn poker has 11 / 24, by the closed form."""
     env = make("openspiel:kuhn_poker")
 
     def uniform(state: object) -> dict[int, float]:

@@ -124,7 +124,7 @@ Rows = dict[Any, list[float]]  # by copy and agent: the rewards of its actions
 
 
 def evaluated(env_fn: Any, episodes: int, seed: int) -> tuple[list[list[Told]], Rows]:
-    """By copy: what an evaluation says of its episodes; and the rewards that it told players."""
+    """What an evaluation says of each copy's episodes, and the rewards that it told players."""
     rows: Rows = defaultdict(list)
     with closing(vectorize(env_fn, COPIES)) as env:
         players = {agent: loops.ScriptedPlayer("script", script, env.spaces[agent], COPIES) for agent in env.agents}
@@ -145,7 +145,7 @@ def note(rows: Rows, agent: str, rewards: Any, copies: Any) -> None:
 
 
 def trained(env_fn: Any, episodes: int, seed: int) -> tuple[list[list[Told]], Rows]:
-    """By copy: what an actor reports of its episodes; and by copy and agent the rewards of its rows."""
+    """What an actor reports of each copy's episodes, and the rewards of its rows by copy and agent."""
     reported: list[Any] = [defaultdict(list) for _ in range(COPIES)]
     rows: Rows = defaultdict(list)
 

@@ -56,7 +56,7 @@ def test_members_that_act_alike_but_see_otherwise_are_apart():
 
 
 def test_more_than_ten_groups_keep_their_order():
-    """By their numbers, not as texts, of which "members_10" comes before "members_2"."""
+    """By their numbers: as texts, "members_10" would come before "members_2"."""
     agents = {f"agent_{i}": (gym.Box(-99, 999, (1 + i,), np.float32), gym.Discrete(2 + i)) for i in range(12)}
     vector = vectorize(team_envs.Teams(partial(Script, agents), {"team": tuple(agents)}), 1)
     team = TeamSpaces("QMIX", vector.spaces["team"])

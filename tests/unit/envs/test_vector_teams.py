@@ -82,7 +82,7 @@ class Party(Rounds):
 
 
 def told(outcomes: Any, turns: Any) -> Any:
-    """All that one `observe` says and that has a meaning, by agent and copy."""
+    """All meaningful values of one `observe`, by agent and copy."""
     found = []
     for outcome in outcomes:
         assert outcome.acted

@@ -259,6 +259,6 @@ def test_kernels_are_pickled_by_name_before_their_first_use() -> None:
 
 
 def test_what_fails_in_a_kernels_making_is_said() -> None:
-    """An import of Numba that raises AttributeError, as with another NumPy, came as a recursion."""
+    """If importing Numba raised AttributeError, as with another NumPy, it once showed as a recursion."""
     with pytest.raises(AttributeError, match="'no_maker'"):
         Kernel("no_maker", lambda: None)()

@@ -222,7 +222,7 @@ class OnGPU(torch.Tensor):
 
 
 def test_a_trainers_state_may_be_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of torch's Adam, whose count of steps is on the CPU."""
+    """The state of torch's Adam has its count of steps on the CPU."""
     stack = torch.stack
 
     def stack_of_one_device(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -323,7 +323,7 @@ def test_what_a_cuda_graph_returned_outlives_its_next_call(
 def normalized(rows: Any) -> tuple[torch.Tensor, dict[str, float]]:
     """What a normalizer of all rows makes of them, and how closely."""
     flat = rows.reshape(-1, rows.shape[-1]).astype(np.float64)
-    far = float(np.abs(flat / flat.std(0)).max())  # in units of which the mean is subtracted
+    far = float(np.abs(flat / flat.std(0)).max())  # the largest value, in standard deviations
     return torch.from_numpy((rows - flat.mean(0)) / np.sqrt(flat.var(0) + 1e-8)).float(), rounding(4, far)
 
 
@@ -362,7 +362,7 @@ def test_observations_are_unchanged_before_an_update() -> None:
 
 
 def learnt_from(batches: list[Any], spaces: mc.Spaces, mode: str, updates: int = 1) -> Normalizer:
-    """The normalizer of a learner that makes so many updates on each of these batches."""
+    """The normalizer of a learner that makes `updates` updates on each of these batches."""
     sampled, norm = iter(batches), Normalizer(spaces)
     learner = learner_of(
         SimpleNamespace(sample=lambda **_: next(sampled), prioritized=False, on_policy=False, save_due=False),

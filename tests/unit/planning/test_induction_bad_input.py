@@ -123,7 +123,7 @@ def test_other_graphs_and_people_are_refused(graph: Graph) -> None:
         for call, says in (
             (lambda: plan(bare), "graph: expected one with probabilities"),
             (lambda: robot_induction(graph, everybody, len), "people: expected at least one agent to be a robot"),
-            (lambda: robot_induction(graph, people, len), " states, got them in another graph's"),
+            (lambda: robot_induction(graph, people, len), " states, got another graph's policies"),
         ):
             check_refused(call, ValueError, says)
 

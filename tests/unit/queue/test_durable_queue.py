@@ -285,7 +285,7 @@ def test_misuse_is_refused(path: Path, subtests: pytest.Subtests) -> None:
         reader.commit()
         drops: dict[str, Any] = {"when_full": "drop_oldest", "path": path.with_name("b")}
         table: dict[str, Refused] = {
-            "drops": (lambda: create(**drops), "durable: expected None with when_full='drop_oldest'"),
+            "drops": (lambda: create(**drops), "durable: expected None for when_full='drop_oldest'"),
             "in memory": (lambda: create(None), "path: expected an ordinary file for a durable queue, got None"),
             "once": (other.commit, "commit: expected a durable queue"),
             "due": (lambda: other.commit_due, "commit: expected a durable queue"),

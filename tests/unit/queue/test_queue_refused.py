@@ -52,7 +52,7 @@ REFUSED: list[Refused] = [
     (partial(create, capacity=2**32), "capacity: expected from 1 rows, one a lane, to 4294967295"),
     *each_bad(create, "one of wait, drop_oldest, drop_newest", when_full=["drop", None]),
     *each_bad(create, "letters, digits, '_' and '.'", name=["a/b"]),
-    *each_bad(partial(create, when_full="drop_oldest"), "None with when_full='drop_oldest'", max_unread=[8]),
+    *each_bad(partial(create, when_full="drop_oldest"), "None for when_full='drop_oldest'", max_unread=[8]),
     (attach_to_replay, SegmentCorrupt, "expected a queue, got another kind of segment"),
     (partial(on, lambda queue: ReplayBuffer.attach(queue.handle)), SegmentCorrupt,
         "expected a replay, got another kind of segment"),

@@ -180,7 +180,7 @@ def test_a_process_that_watches_may_not_clear():
 
 
 def test_a_save_after_a_clear_counts_on(tmp_path):
-    """Its limiter needs the number of rows that were ever inserted, of which the save holds none."""
+    """Its limiter needs the number of rows ever inserted, though the save holds none of them."""
     limiter = mc.RateLimiter(samples_per_insert=1.0, min_size=10, tolerance=100)
     with mc.ReplayBuffer.create(TICKETS, 80, limiter=limiter) as replay:
         with replay.writer() as writer:

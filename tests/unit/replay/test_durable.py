@@ -246,7 +246,7 @@ def test_a_kept_state_depends_on_no_row_behind_the_watermark(
 
 
 def test_the_state_is_written_while_drawing(path: Path) -> None:
-    """By a second thread; killed at any moment, it leaves a whole file: see test_durable.py of crashes."""
+    """A second thread writes it; killed at any moment, it leaves a whole file: see test_durable.py of crashes."""
 
     def work() -> mc.ReplayBuffer:
         replay = create(path, durable=mc.Durable(every_s=1e-3))

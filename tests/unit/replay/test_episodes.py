@@ -246,7 +246,7 @@ BAD = [  # fields of an episode of two transitions
     ({"action": NAN[:2, 0]}, TypeError, "action: expected int64 (2,), got dtype complex128"),
     ({"reward": NANS[:2, 0]}, ValueError, "reward: expected finite numbers, got nan"),
     ({"action": np.array([0.5, 1.0])}, TypeError, "action: expected int64 (2,), got dtype float64"),
-    ({"terminated": np.array([True, False])}, ValueError, "terminated: expected True of the last transition alone"),
+    ({"terminated": np.array([True, False])}, ValueError, "terminated: expected True for the last transition alone"),
     ({"terminated": None, "truncated": None, "done": [0, 1]}, ValueError, "expected 'terminated' or 'truncated', got"),
     (
         {"obs": np.zeros((2, 2)), "next_obs": np.eye(2)},
@@ -277,11 +277,15 @@ REFUSED: list[Refused] = [
     (filled(recorded(), capacity=6), ValueError, "capacity: expected 5 rows more for episodes 0 to 2"),
     (filled(recorded(), mc.TransitionSpec(ROW.obs, ROW.action, next_obs=True)), ValueError,
         "spec: expected one without next_obs, since the rows of an episode follow one another"),
+    (filled(recorded(), mc.TransitionSpec(ROW.obs, {"x": ROW.action})), ValueError,
+        "spec: expected one Field as action, got {'x': Field("),
+    (filled(recorded(), mc.TransitionSpec(ROW.obs, ROW.action, reward=mc.Field((2,)))), ValueError,
+        "spec: expected a scalar reward, got float32 (2,)"),
     (filled({"obs": np.zeros(3)}), ValueError, "reward: expected an array, got none beside ['obs']"),
     (filled({**flat(recorded()), "action": np.zeros(3)}), ValueError,
         "action: expected 15 rows, as reward has, got shape (3,)"),
     (filled({**flat(recorded()), "final_obs": np.zeros((2, 2))}), ValueError,
-        "final_obs: expected 3 rows, one for each episode that does not terminate, got others"),
+        "final_obs: expected 3 rows, one for each episode that does not terminate, got shape (2, 2)"),
 ]  # fmt: skip
 
 

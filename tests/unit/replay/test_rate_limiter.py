@@ -107,9 +107,9 @@ def test_a_changing_share_counts_as_of_each_insert(mixed, late):
         assert due - 1.5 < batches <= due + 0.5
 
 
-# With 2 samples an insert, from 4 rows on, within 8: a sampler of batches of 2 "starts" with this min_size, "draws" so
-# many batches, is refused because it "lacks" inserts or, "hungry", rows, and "dies"; a writer "adds" so many rows, or
-# so many until it is "full".
+# With 2 samples an insert, from 4 rows on, within 8: a sampler of batches of 2 "starts" with this min_size, "draws"
+# batches, is refused because it "lacks" inserts or, "hungry", rows, and "dies"; a writer "adds" rows, or adds them
+# until it is "full"; each with its number.
 STORIES = {
     "a sampler waits until min_size was inserted": "starts 1, add 3, lack 4 of 3, add 1, draw 1",
     # balance = 2 * (6 - 4) - sampled >= -8: twelve rows, so six batches of two
@@ -219,7 +219,7 @@ def test_damaged_counters_stop_a_writer_and_do_not_make_it_wait():
 
 
 def after(looks: int) -> Callable[[], None]:
-    """A check of waits that ends one after so many looks."""
+    """A check of waits that ends one after `looks` looks."""
 
     def check() -> None:
         nonlocal looks

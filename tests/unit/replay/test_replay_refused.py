@@ -123,7 +123,7 @@ REPLAY: list[Refused] = [
     (lambda: create(capacity=2**32 - 1), mc.SharedMemoryFull, "/dev/shm: "),
     (lambda: create(limiter=2.0), TypeError, "limiter: expected a RateLimiter or None, got 2.0"),
     (lambda: create(capacity=5, lanes=2, limiter=limiter()), ValueError,
-        "capacity: expected at least 6 with a limiter, 3 rows a lane, got 5"),
+        "capacity: expected at least 6 for a limiter, 3 rows a lane, got 5"),
     (lambda: on(lambda replay: mc.ReplayBuffer.attach(replay.handle, VECTOR)), mc.LayoutMismatch,
         ": spec obs: expected float32 (), got float32 (3,)"),
     (attach_another_kind, mc.SegmentCorrupt, "expected a replay, got another kind of segment"),

@@ -113,7 +113,7 @@ def test_a_number_of_rows_that_is_refused_ends_no_prefetch():
 
 @pytest.mark.parametrize("options", [{}, PREFERRED])
 def test_an_interrupt_while_the_number_changes_leaves_a_sampler_whole(options):
-    """Interrupts at each line in turn of the calls that a change of the number makes."""
+    """Interrupts the calls that a change of the number makes, at each line in turn."""
     replay, model = filled()
     with replay:
         for line in range(100):

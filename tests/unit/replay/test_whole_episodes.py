@@ -95,7 +95,7 @@ def test_mixtures_prefetches_and_tensors_have_whole_episodes():
 
 
 def test_whole_episodes_that_cannot_be_are_refused():
-    says = "sequence.burn_in, sequence.period: expected 0 and None with whole=True, got"
+    says = "sequence.burn_in, sequence.period: expected 0 and None for whole=True, got"
     check_refused(partial(mc.Sequence, 8, 2, whole=True), ValueError, f"{says} 2 and None")
     check_refused(partial(mc.Sequence, 8, 0, 4, whole=True), ValueError, f"{says} 0 and 4")
     check_refused(partial(mc.Sequence, 8, whole=1), TypeError, "sequence.whole: expected a bool, got 1")

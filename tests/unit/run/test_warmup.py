@@ -1,4 +1,4 @@
-"""Compiling kernels is said, done beforehand by `marlcore warmup`, and works where nothing can be kept."""
+"""Compiling kernels is announced, done beforehand by `marlcore warmup`, and works where nothing can be kept."""
 
 import os
 import signal

@@ -237,7 +237,7 @@ class Scene:
             report_result(self.reporters[actor], opponent, result)
 
     def publish(self, updates: int) -> dict[int, float]:
-        """Publishes after so many updates; returns the odds by opponent."""
+        """Publishes after `updates` updates; returns the odds by opponent."""
         self.model.whole.mark.data.fill_(updates)
         published = self.league.publish({"updates": updates, "step": 10 * updates, "epsilon": 0.5})
         return {n: o for n, o in zip(published["opponents"].tolist(), published["odds"].tolist(), strict=True) if o}

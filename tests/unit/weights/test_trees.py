@@ -212,7 +212,7 @@ REFUSED: list[Refused] = [
         (publish, {"a": {"w": W}, "b": "x"}, TypeError, f"weights b: {NUMBERS}"),
     )),
     (subscribe_to_unknown_dtypes, TypeError, "weights w: expected a dtype of NumPy, got int256"),
-    (partial(ParameterStore.create, TREE, extras={"weights": ()}), "extras: expected other names than"),
+    (partial(ParameterStore.create, TREE, extras={"weights": ()}), "extras: expected names other than"),
 ]  # fmt: skip
 test_refuses = refusals(REFUSED)
 

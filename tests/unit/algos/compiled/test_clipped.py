@@ -55,7 +55,7 @@ def batch_for(hyper: mc.PPO, spaces: Spaces, seed: int, numbers: Any) -> SimpleN
 
 @pytest.mark.parametrize("case, updates", long_but(CASES[0], CASES[0] + CASES[1]))
 def test_compiled_updates_equal_the_text(case: int, updates: int) -> None:
-    """Of random options and spaces, with each kind of action in turn, and policies far from uniform."""
+    """Options and spaces are random, kinds of action take turns, and policies are far from uniform."""
     rng = np.random.default_rng(case)
     options = {name: values[rng.integers(len(values))] for name, values in OPTIONS.items()}
     action, observation = ACTIONS[case % len(ACTIONS)], [WIDE, NAMED, OF_TEAM][rng.integers(3)]

@@ -173,7 +173,7 @@ assert not {"torch", "numba"} & {*sys.modules}
 
 
 def test_acting_imports_neither_torch_nor_numba():
-    """Of one process for all cases."""
+    """One process tries all cases."""
     work = []
     for name in CASES:
         _, spaces, model, policy = made(name)
