@@ -27,6 +27,8 @@ COPIED = {  # by the C core, bytes of rows
 
 
 class Stream:
+    unseen = False  # whether it has worked since another stream waited for it: see GraphDouble
+
     def __init__(self, device: Any = None) -> None:
         self.device, self.work, self.done = device, deque[Callable[[], Any]](), 0
         self._lock = threading.RLock()
@@ -40,6 +42,7 @@ class Stream:
 
     def wait_stream(self, other: "Stream") -> None:
         other.synchronize()
+        other.unseen = False
 
     def synchronize(self) -> None:
         self.record_event().synchronize()
@@ -163,7 +166,7 @@ class CudaDouble:
 
     def _copy_(self, to: Any, source: Any, non_blocking: bool = False) -> Any:
         if not in_shm(to.data_ptr()) and not in_shm(source.data_ptr()):
-            return self._real["copy_"](to, source)
+            return self._real["copy_"](to, source, non_blocking)
         self.by_device += to.nbytes
         self.current.work.append(partial(self._copy_by_halves, to, source))
         if not non_blocking:

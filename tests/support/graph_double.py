@@ -40,6 +40,7 @@ class Graph:
         self._generators: dict[int, torch.Generator] = {}  # those that may draw, by address
 
     def register_generator_state(self, generator: torch.Generator) -> None:
+        assert self._double.on_device, "its counts would be made on another device"
         self._generators[generator._cdata] = generator
 
     def record(self, function: Any, args: Any, kwargs: Any) -> Any:
@@ -50,6 +51,8 @@ class Graph:
         for argument, given in zip(function._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 self._save(given)
+        if function is aten.copy_.default and any(map(self._double.is_host, args[:2])) and not any(args[2:]):
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")  # it would block
         if self._double.host_bytes(function, args):
             return self._record_copy(*args[:2])
         if function is not aten.copy_.default and any(map(self._double.is_host, tensors_in(args))):
@@ -116,16 +119,26 @@ class GraphDouble(TorchDispatchMode):
         super().__init__()
         self.cuda = cuda
         self.replays = self.copied_by_graphs = self.copied = self.allocated = 0
+        self.on_device = False
         self._graph: Graph | None = None
+        self._streams = set[Any]()  # which have worked
         doubles = {"CUDAGraph": partial(Graph, self), "graph": self._capture, "graph_pool_handle": object}
+        doubles["device"] = self._device
         doubles["is_current_stream_capturing"] = lambda: self._graph is not None
         for name, double in doubles.items():
             monkeypatch.setattr(torch.cuda, name, double)
         monkeypatch.setattr("marlcore.algos.compiled.cuda_graphs.kind_of", lambda _: "cuda")
 
     @contextmanager
+    def _device(self, device: Any) -> Iterator[None]:
+        self.on_device = True
+        yield
+        self.on_device = False
+
+    @contextmanager
     def _capture(self, graph: Graph, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
         assert capture_error_mode == "thread_local", "other threads may use the device meanwhile"
+        assert self.on_device and stream in self._streams, "libraries have memory for the warm-ups' stream alone"
         self.cuda.current.synchronize()
         with graph.without_effect(), torch.cuda.stream(stream):
             self._graph = graph
@@ -148,6 +161,10 @@ class GraphDouble(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._graph is not None:
             return self._graph.record(function, args, kwargs)
+        chosen = self.cuda.chosen
+        self._streams.add(chosen)
+        chosen.unseen = chosen is not self.cuda.current
+        assert chosen.unseen or not any(stream.unseen for stream in self._streams), "a stream's results are awaited"
         given = tensors_in((args, kwargs))
         if not given or not all(map(self.is_host, given)):
             self.cuda.chosen.synchronize()

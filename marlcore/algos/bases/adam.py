@@ -55,10 +55,10 @@ class ClippedAdam(torch.optim.Adam):
         self._rate: torch.Tensor | None = None  # the learning rate for CUDA graphs, which would keep a plain number
 
     def set_learning_rate(self, lr: float) -> None:
+        if self._rate is not None and lr != self.param_groups[0]["lr"]:
+            self._rate.fill_(lr)
         for group in self.param_groups:
             group["lr"] = lr
-        if self._rate is not None:
-            self._rate.fill_(lr)
 
     def make_capturable(self) -> None:
         """Lets CUDA graphs capture `clip_and_step`: they then read the learning rate, as float32, at each replay."""

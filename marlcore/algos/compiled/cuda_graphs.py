@@ -6,8 +6,10 @@ addresses, not Python: schedules fill tensors that graphs read, and steps of oth
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +28,7 @@ from ..bases.clipped_policy import ClippedPolicyTrainer, Minibatch
 from ..dqn import DQNTrainer
 from ..sac import SACTrainer
 
+_UNREAD = ("numbers", "terminated", "truncated", "valid", "policy_version")
 WARM_UPS = 3  # calls in which libraries take their memory; as many as torch's make_graphed_callables makes
 
 
@@ -34,23 +37,24 @@ def can_capture(trainer: Any) -> bool:
 
     PPO's with a single step a batch, which shares its forward pass with the advantages, stays as it is.
     """
-    kind, hyper = type(trainer), getattr(trainer, "hyper", trainer)
+    kind = type(trainer)
     if kind is ClippedPolicyTrainer:
-        fits = hyper.epochs > 1 or hyper.minibatch_size < hyper.batch_size
+        fits = trainer.hyper.epochs > 1 or trainer.hyper.minibatch_size < trainer.hyper.batch_size
     else:
-        fits = kind in (DQNTrainer, SACTrainer, DelayedPolicyTrainer) and getattr(hyper, "cell", None) is None
+        fits = kind in (DQNTrainer, SACTrainer, DelayedPolicyTrainer) and getattr(trainer.hyper, "cell", None) is None
     return fits and kind_of(trainer.optimizers[0].tensors[0]) == "cuda"
 
 
-def capture(trainer: Any, prioritized: bool) -> None:
-    """Replaces the trainer's `step` by one that CUDA graphs make; updates then return priorities if `prioritized`.
+def capture(trainer: Any, module: torch.nn.Module, prioritized: bool) -> None:
+    """Replaces the step of `module`'s trainer by one that CUDA graphs make; it returns priorities if `prioritized`.
 
     An update's results are overwritten by the next update.
     """
     for optimizer in trainer.optimizers:
         optimizer.make_capturable()
     from_queue = isinstance(trainer, ClippedPolicyTrainer)
-    trainer.step = MinibatchStep(trainer) if from_queue else ReplayStep(trainer, prioritized)
+    graphs = Graphs(trainer, module)
+    trainer.step = MinibatchStep(trainer, graphs) if from_queue else ReplayStep(trainer, graphs, prioritized)
     trainer.takes_arrays = not from_queue
 
 
@@ -60,8 +64,9 @@ class Graphs:
     All graphs share memory, so that a call overwrites the results of every earlier call.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self._name, self._generator = trainer.hyper.owner, getattr(trainer, "generator", None)
+    def __init__(self, trainer: Any, module: torch.nn.Module) -> None:
+        self._name, self._module = trainer.hyper.owner, module
+        self._generator = getattr(trainer, "generator", None)
         self.device = trainer.optimizers[0].tensors[0].device
         self._stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
@@ -73,13 +78,14 @@ class Graphs:
         if key not in self._captured:
             self._calls[key] += 1
             if self._calls[key] <= WARM_UPS:
-                return self._call_aside(function)
+                return self.call_aside(function)
             self._captured[key] = self._capture(function)
         graph, results = self._captured[key]
         graph.replay()
         return results
 
-    def _call_aside(self, function: Callable[[], Any]) -> Any:
+    def call_aside(self, function: Callable[[], Any]) -> Any:
+        """Calls a function on the stream of the captures, to which autograd binds what it keeps of a parameter."""
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -89,18 +95,41 @@ class Graphs:
 
     def _capture(self, function: Callable[[], Any]) -> tuple[Any, Any]:
         """Raises RuntimeError if CUDA cannot capture the function, for example because it waits for the device."""
-        graph = torch.cuda.CUDAGraph()
-        if self._generator is not None and self._generator.device == self.device:
-            graph.register_generator_state(self._generator)
+        graph, cause = torch.cuda.CUDAGraph(), list[Exception]()
         how: dict[str, Any] = {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
+        before = self._places()
         try:
-            with torch.cuda.device(self.device), torch.cuda.graph(graph, **how):
-                results = function()
+            with torch.cuda.device(self.device):
+                if self._generator is not None and self._generator.device == self.device:
+                    graph.register_generator_state(self._generator)
+                with torch.cuda.graph(graph, **how), first_of(cause):
+                    results = function()
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
-            cause = brief(error.__context__ or error)  # the end of a failed capture raises once more
-            expected = f"expected off or default, since CUDA graphs cannot capture the update of {self._name}"
-            raise RuntimeError(f"learner.compile: {expected} ({cause})") from error
+            raise self._refusal(brief((*cause, error)[0])) from error
+        if moved := [name for name, place in self._places().items() if place != before.get(name)]:
+            raise self._refusal(f"its network replaces {', '.join(moved)}: write into it in place")
         return graph, results
+
+    def _places(self) -> dict[str, int]:
+        """Returns the addresses of the module's tensors by name; graphs go on with those of the capture."""
+        tensors = chain(self._module.named_parameters(), self._module.named_buffers())
+        return {name: tensor.data_ptr() for name, tensor in tensors}
+
+    def _refusal(self, cause: str) -> RuntimeError:
+        expected = f"expected off or default, since CUDA graphs cannot capture the update of {self._name}"
+        return RuntimeError(f"learner.compile: {expected} ({cause})")
+
+
+@contextmanager
+def first_of(errors: list[Exception]) -> Iterator[None]:
+    """Notes an error, since the end of a failed capture raises another one."""
+    try:
+        yield
+    except Exception as error:
+        errors.append(error)
+        raise
 
 
 class Fields:
@@ -140,9 +169,9 @@ class ReplayStep:
     device, are copied before the replay. A graph ends with the copy of the priorities to the host.
     """
 
-    def __init__(self, trainer: Any, prioritized: bool) -> None:
+    def __init__(self, trainer: Any, graphs: Graphs, prioritized: bool) -> None:
         self._trainer, self._step, self._prioritized = trainer, trainer.step, prioritized
-        self._graphs = Graphs(trainer)
+        self._graphs = graphs
         self._form: Fields | Block | None = None
         self._priority = torch.empty(0)
         self._reading: tuple[Any, Any] | None = None  # the last replay's event, and the batch that it may still read
@@ -150,12 +179,15 @@ class ReplayStep:
     def __call__(self, batch: Any) -> Update:
         trainer, device, rows = self._trainer, self._graphs.device, len(batch.reward)
         memory = memory_of(batch) if isinstance(batch, Batch) else None
+        if memory is None and isinstance(batch, Batch):  # its sampler is gone
+            batch = batch.torch(device)
         source: Any = _fields(batch) if memory is None else memory.root
         if self._form is None:
             self._form = Fields(source) if memory is None else Block(batch, source, device)
-            self._priority = torch.empty(rows, pin_memory=True)
+            self._priority = torch.empty(rows if self._prioritized else 0, pin_memory=self._prioritized)
         if rows != len(self._form.batch.reward):
-            return self._step(batch if memory is None else batch.torch(device))  # type: ignore[no-any-return]
+            other = batch if memory is None else batch.torch(device)
+            return self._graphs.call_aside(partial(self._step, other))  # type: ignore[no-any-return]
         load = partial(self._form.load, source)
         inside = memory is not None and register(source, device)
         if not inside:
@@ -192,8 +224,8 @@ class MinibatchStep:
     Minibatches of other sizes than the first, such as a smaller last one, make steps without graphs.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self._step, self._graphs = trainer.step, Graphs(trainer)
+    def __init__(self, trainer: Any, graphs: Graphs) -> None:
+        self._step, self._graphs = trainer.step, graphs
         self._bonus = torch.zeros((), device=self._graphs.device)
         self._form: Fields | None = None
 
@@ -201,7 +233,7 @@ class MinibatchStep:
         fields = rows._asdict()
         form = self._form = self._form or Fields(fields)
         if len(rows.value) != len(form.batch.value):
-            return self._step(rows, bonus)  # type: ignore[no-any-return]
+            return self._graphs.call_aside(partial(self._step, rows, bonus))  # type: ignore[no-any-return]
         form.load(fields)
         self._bonus.fill_(bonus)
         metrics: torch.Tensor = self._graphs.call(None, lambda: self._step(form.batch, self._bonus))
@@ -209,5 +241,5 @@ class MinibatchStep:
 
 
 def _fields(batch: Any) -> dict[str, Any]:
-    """Returns the tensors of a batch by name, without absent ones."""
-    return {name: value for name, value in vars(batch).items() if name != "numbers" and value is not None}
+    """Returns the tensors of a batch by name, without absent ones and those that no step reads."""
+    return {name: value for name, value in vars(batch).items() if name not in _UNREAD and value is not None}

@@ -209,7 +209,7 @@ def compile_updates(trainer: Any, module: torch.nn.Module, mode: str, prioritize
         compile_model(module, mode)
         return "learner.compile"
     compile_model(module, CUDA_GRAPHS[mode])
-    capture(trainer, prioritized)
+    capture(trainer, module, prioritized)
     return "learner.compile, by CUDA graphs"
 
 

@@ -25,7 +25,16 @@ from whole_runs import Runs, checkpoint
 import marlcore as mc
 from marlcore.algos.bases.adam import ClippedAdam
 from marlcore.algos.bases.q_learning import QTrainer
-from marlcore.algos.compiled.cuda_graphs import Fields, Graphs, MinibatchStep, ReplayStep, can_capture, capture
+from marlcore.algos.compiled.cuda_graphs import (
+    WARM_UPS,
+    Block,
+    Fields,
+    Graphs,
+    MinibatchStep,
+    ReplayStep,
+    can_capture,
+    capture,
+)
 from marlcore.replay.prefetch_work import Mover
 from marlcore.run.roles import learner as learner_role
 
@@ -135,7 +144,7 @@ def follows(
             prefetch = stack.enter_context(mc.Prefetch(ours.sampler, depth=1, device="cuda"))
             ours.sample = lambda _: prefetch.sample()
         double = stack.enter_context(GraphDouble(cuda, monkeypatch))
-        capture(ours.trainer, ours.prioritized)
+        capture(ours.trainer, ours.model, ours.prioritized)
         step, allocated = ours.trainer.step, [0]
 
         def counted(*args: Any) -> Any:
@@ -152,6 +161,7 @@ def follows(
                 assert equal([*update.metrics.values()], [*metrics.values()]) and equal(ours.state(), state)
         assert min(allocated[-3:]) == (28 if name == "ppo" else 0), "but for what a step of PPO returns"
         assert double.replays >= UPDATES / 2
+        assert not ours.prioritized or double.is_host(step._priority), "it must be pinned"
         if replay is not None and not moved and ours.other == ours.rows:
             size = len(ours.sampler._rows._plan._sized.pool[0].root)
             assert double.copied + double.copied_by_graphs == UPDATES * size
@@ -190,7 +200,14 @@ BROKEN: list[tuple[str, Any, str, str, str]] = [
     ("a constant rate", ReplayStep, "_finished", "last[0].synchronize()", "pass"),
     ("priorities", ReplayStep, "_finished", "event.synchronize()", "pass"),
     ("sac", Graphs, "_capture", "graph.register_generator_state(self._generator)", "pass"),
-    ("a constant rate", Graphs, "_call_aside", "self._stream.wait_stream(current)", "pass"),
+    ("a constant rate", Graphs, "call_aside", "self._stream.wait_stream(current)", "pass"),
+    ("dqn", Graphs, "call_aside", "current.wait_stream(self._stream)", "pass"),
+    ("dqn", Graphs, "call_aside", "torch.cuda.stream(self._stream)", "torch.cuda.stream(current)"),
+    ("dqn", Graphs, "_capture", "torch.cuda.device(self.device)", "torch.no_grad()"),
+    ("dqn", Graphs, "_capture", '"stream": self._stream', '"stream": torch.cuda.Stream()'),
+    ("dqn", Block, "load", ", non_blocking=True", ""),
+    ("priorities", ReplayStep, "_run", "update.priority, non_blocking=True", "update.priority"),
+    ("priorities", ReplayStep, "__call__", "pin_memory=self._prioritized", "pin_memory=False"),
     ("a thread draws ahead", Mover, "arrive", "stream.wait_event(event)", "pass"),  # a replay before the batch is there
     ("a thread draws ahead", Fields, "load", "torch._foreach_copy_(", "self.__init__(fields) or zip("),  # other places
     ("ppo", Fields, "load", "torch._foreach_copy_(", "self.__init__(fields) or zip("),
@@ -217,7 +234,9 @@ def test_each_broken_rule_is_found(
     exec(source.replace(rule, broken), function.__globals__, made)
     monkeypatch.setattr(owner, name, made[name])
     options = CASES[case]
-    with pytest.raises((AssertionError, RuntimeError), match=r"assert|CUDA generator|size of tensor"):
+    with pytest.raises(
+        (AssertionError, RuntimeError), match=r"assert|CUDA generator|size of tensor|permitted|device|libraries|awaited"
+    ):
         follows(cuda=cuda_double, monkeypatch=monkeypatch, replay=replay_of(options["name"]), **options)
 
 
@@ -280,6 +299,28 @@ def test_an_update_that_waits_is_refused_in_one_line(
     with pytest.raises(RuntimeError) as caught:
         follows("dqn", cuda_double, monkeypatch, replay_of("dqn"))
     assert str(caught.value).startswith(line) and "not permitted when stream is capturing" in str(caught.value)
+
+
+class Counting(torch.nn.Module):
+    """Counts its calls in another tensor each time, which a graph would not see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self) -> Any:
+        self.calls = self.calls + 1
+        return self.calls
+
+
+def test_a_network_that_replaces_a_buffer_is_refused(cuda_double: CudaDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, trainer = Counting(), Learning("dqn", None).trainer
+    with GraphDouble(cuda_double, monkeypatch):
+        graphs = Graphs(trainer, network)
+        for _ in range(WARM_UPS):
+            graphs.call(None, network)
+        with pytest.raises(RuntimeError, match=r"of DQN \(its network replaces calls: write into it in place\)"):
+            graphs.call(None, network)
 
 
 def test_a_run_learns_the_same_by_graphs(
