@@ -297,9 +297,9 @@ def test_torch_makes_no_graphs_inside_of_graphs(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(role, "compile_model", lambda module, mode: modes.append(mode))
     monkeypatch.setattr(role, "can_capture", lambda trainer: True)
     monkeypatch.setattr(role, "capture", lambda *args: captured.append(args))
-    trainer, by_graphs = object(), mode != "default"
-    reason = role.compile_updates(trainer, torch.nn.Identity(), mode, True)
-    assert modes == [of_torch] and captured == [(trainer, True)] * by_graphs
+    trainer, module, by_graphs = object(), torch.nn.Identity(), mode != "default"
+    reason = role.compile_updates(trainer, module, mode, True)
+    assert modes == [of_torch] and captured == [(trainer, module, True)] * by_graphs
     assert reason == "learner.compile" + ", by CUDA graphs" * by_graphs
 
 
