@@ -1,7 +1,7 @@
 """marlcore's runs. A form is the mode and any of these words.
 
 `torch`: that engine; `singly`: each copy is stepped by itself; `twice`: two runs; `sink`: one that hangs; `evaluator`;
-`acting`: learners wait for ever.
+`acting`: a learner updates once in a million steps.
 """
 
 import threading

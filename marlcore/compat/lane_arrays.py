@@ -68,8 +68,9 @@ class LaneArrays:
                 staging.extras[name](self.fields[key].zeros(len(lanes)) if array is None else array)
             writer._append(staging, False, lanes)
         except (ValueError, TypeError):
-            for key in self.fields.keys() & leaves.keys():  # raises the error with the caller's name
-                rows_of(".".join(key), self.fields[key], leaves[key], len(lanes))
+            for key, field in self.fields.items():  # raises the error with the caller's name
+                if key in leaves:
+                    rows_of(".".join(key), field, leaves[key], len(lanes))
             raise
         finally:
             staging.lent.clear()

@@ -67,6 +67,9 @@ class ViewedReplay(ReplayBuffer):
         return view
 
 
+MOST_BYTES = 2**31 - 1  # of a NumPy dtype
+
+
 class RowCopy(Generic[K]):
     """Copies fields of up to `room` rows of a replay into new memory.
 
@@ -85,10 +88,15 @@ class RowCopy(Generic[K]):
             self._fields[name] = field
             self._nbytes += -(-room * field.nbytes // LINE) * LINE
         self._names = {name: str(i) for i, name in enumerate(self._fields)}
-        self._count, self._copies = room, self._structure(room)
+        self._made = room, self._structure(room)
 
-    def _structure(self, count: int) -> np.dtype[Any]:
-        """Returns a dtype of all copies of `count` rows; indexing one array of it costs less than making each copy."""
+    def _structure(self, count: int) -> np.dtype[Any] | None:
+        """Returns a dtype of all copies of `count` rows; indexing one array of it costs less than making each copy.
+
+        None for more bytes than a dtype may have.
+        """
+        if self._nbytes > MOST_BYTES:
+            return None
         formats = [(field.numpy, (count, *field.shape)) for field in self._fields.values()]
         offsets = self._columns["out"].tolist()
         names = [*self._names.values()]
@@ -97,9 +105,13 @@ class RowCopy(Generic[K]):
     def rows(self, numbers: NDArray[np.int64]) -> dict[K, NDArray[Any]]:
         count, out = len(numbers), np.empty(self._nbytes, np.uint8)
         columns.gather(self._columns, self._capacity, numbers, out)
-        if count != self._count:
-            self._count, self._copies = count, self._structure(count)
-        copies = np.ndarray((), self._copies, out)
+        made = self._made  # one snapshot, since threads may copy numbers of rows that differ
+        if made[0] != count:
+            made = self._made = count, self._structure(count)
+        if made[1] is None:
+            fields = zip(self._fields.items(), self._columns["out"].tolist(), strict=True)
+            return {name: np.ndarray((count, *field.shape), field.numpy, out, at) for (name, field), at in fields}
+        copies = np.ndarray((), made[1], out)
         return {name: copies[label] for name, label in self._names.items()}
 
     def suits(self, count: int) -> bool:

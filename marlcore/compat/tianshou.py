@@ -150,7 +150,7 @@ class ReplayBuffer(host.ReplayBuffer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Takes copies of the rows, statistics and priorities of a buffer of Tianshou's."""
-        self.__dict__.update(_without_rows(state))
+        self.__dict__.update(_without_rows({"_random_state": np.random.RandomState(42), **state}))  # of old files
         self.close()
         leaves = dict(_leaves_of(vars(state["_meta"])))
         for lane, part in enumerate(_parts_of(self) if leaves else ()):

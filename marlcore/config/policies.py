@@ -60,7 +60,7 @@ class AssignedPolicy:
 
         def __getattr__(self, name: str) -> Any:
             if name != "algorithm" or "_pickled" not in self.__dict__:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+                return object.__getattribute__(self, name)  # raises again what a property raised
             self.__dict__["algorithm"] = cloudpickle.loads(self.__dict__["_pickled"])
             return self.__dict__["algorithm"]
 

@@ -318,12 +318,12 @@ def save_policies(
 ) -> None:
     """Saves the files that `SavedRun` reads, without the environment function if it cannot be pickled."""
     try:
-        pickled = dumps(env_fn)  # separately, since policies can act without it
+        pickled = dumps(env_fn, for_file=True)  # separately, since policies can act without it
     except Exception:  # pickling may raise anything; a run in serial mode works without a pickle
         pickled = None
     write_policies(run_dir, policies, config)
     policies = tuple(replace(policy, compiled=None) for policy in policies)  # compiled forms change between versions
-    write_sealed(run_dir / PICKLED, dumps({"env_fn": pickled, "policies": policies, "config": config}))
+    write_sealed(run_dir / PICKLED, dumps({"env_fn": pickled, "policies": policies, "config": config}, for_file=True))
 
 
 def named(name: str, policies: Any) -> Any:

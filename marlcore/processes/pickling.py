@@ -2,7 +2,6 @@
 
 import io
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -18,10 +17,15 @@ _COPY = "torch's shared memory would reach a worker as a copy: pass `clone()` of
 _OWN_WAYS = ("__reduce_ex__", "__reduce__", "__getstate__")
 
 
-def dumps(thing: Any) -> bytes:
-    """Pickles by value what another process cannot import. Raises TypeError, or what a class's own pickling raises."""
+def dumps(thing: Any, for_file: bool = False) -> bytes:
+    """Pickles by value what another process cannot import. Raises TypeError, or what a class's own pickling raises.
+
+    In a file, a copy of torch's shared memory is what it should be.
+    """
     file = io.BytesIO()
-    _Pickler(file).dump(thing)
+    pickler = _Pickler(file)
+    pickler.for_file = for_file
+    pickler.dump(thing)
     return file.getvalue()
 
 
@@ -37,12 +41,16 @@ def check_picklable(**things: Any) -> None:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    for_file = False
+
     def reducer_override(self, thing: Any) -> Any:
         kind = type(thing)
-        if hasattr(kind, "fileno") and self._copies(kind) and _is_open(thing.fileno):
+        if hasattr(kind, "fileno") and self._copies(kind) and _is_open(thing):
             raise TypeError(f"{kind.__name__}: {_NUMBER}")
         torch = sys.modules.get("torch")
-        if hasattr(torch, "UntypedStorage") and _is_shared(torch, thing):  # not while another thread imports it
+        if (
+            not self.for_file and hasattr(torch, "UntypedStorage") and _is_shared(torch, thing)
+        ):  # not while another thread imports it
             raise TypeError(f"{kind.__name__}: {_COPY}")
         return super().reducer_override(thing)
 
@@ -53,16 +61,24 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         )
 
 
-def _is_open(fileno: Callable[[], int]) -> bool:
+def _is_open(thing: Any) -> bool:
     try:
-        return fileno() >= 0
-    except (OSError, ValueError, TypeError):  # of a closed connection or file, or None of a device that is not open
+        return bool(thing.fileno() >= 0)
+    except Exception as error:  # of a closed file or device, whose class may raise anything
+        pass_on_from_handler(error)
         return False
 
 
 def _is_shared(torch: Any, thing: Any) -> bool:
+    if isinstance(thing, torch.storage.TypedStorage):
+        thing = thing._untyped_storage  # all else of it warns of its end
     if not isinstance(thing, (torch.Tensor, torch.UntypedStorage)) or thing.device.type != "cpu":
         return False  # those on a GPU always say that they are shared
+    if isinstance(thing, torch.Tensor) and type(thing).__reduce_ex__ not in (
+        torch.Tensor.__reduce_ex__,
+        torch.nn.Parameter.__reduce_ex__,
+    ):
+        return False  # its class pickles in its own way, such as by the name of a file that both map
     if isinstance(thing, torch.Tensor) and (thing.layout != torch.strided or torch.nn.parameter.is_lazy(thing)):
         return False  # it has no storage of its own
     return bool(thing.is_shared())

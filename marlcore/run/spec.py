@@ -219,7 +219,7 @@ def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> N
         raise ValueError(f"algorithm: expected one that learns from others' transitions, got {name}")
     if data.limiter is not None:
         raise ValueError(f"replay: expected one without a limiter, got {data.limiter}")
-    spec = replace(policy.algorithm.transition(policy.spaces), next_obs=data.spec.next_obs)
+    spec = replace(policy.transition, next_obs=data.spec.next_obs)
     extras = {name: field for name, field in data.spec.extras.items() if name in spec.extras}
     if (used := replace(data.spec, extras=extras)) != spec:
         raise ValueError(f"replay {spec_difference(spec, used)}")
@@ -251,7 +251,7 @@ def _checked(spec: RunSpec) -> RunSpec:
     for policy in spec.policies:
         if isinstance(policy.source, ReplaySource) and policy.source.hindsight is not None:
             with closing(spec.env_fn()) as env:  # raises ValueError if the environment has no goals or goal rewards
-                with_functions_of(env, policy.source.hindsight, policy.algorithm.transition(policy.spaces))
+                with_functions_of(env, policy.source.hindsight, policy.transition)
         _check_script(policy, config)
     for policy in spec.policies if config.self_play.pool else ():
         check_self_play(config, policy)
@@ -268,7 +268,7 @@ def _check_script(policy: AssignedPolicy, config: Config) -> None:
     if script is None:
         return
     ScriptedPlayer(SCRIPT, resolve(SCRIPT, script), policy.spaces, 1)
-    if extras := policy.algorithm.transition(policy.spaces).extras.keys() - {*OF_OUTCOMES}:
+    if extras := policy.transition.extras.keys() - {*OF_OUTCOMES}:
         raise ValueError(
             f"{SCRIPT}: expected None for {policy.name!r}, since a script cannot compute "
             f"{', '.join(sorted(extras))}, which {type(policy.algorithm).__name__} stores, got {script!r}"

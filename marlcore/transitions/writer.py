@@ -305,11 +305,11 @@ class Writer(WriterBase):
         if final_obs is None:
             return self._kept_staging(rows, 0)
         ended = np.zeros(rows, np.bool_) if truncated is None else rows_of("truncated", _FLAG, truncated, rows)
-        staging = self._kept_staging(rows, int(np.count_nonzero(ended)))
-        fits = staging.boundaries or all(np.shape(part)[:1] == (0,) for part in leaves(final_obs).values())
-        if self._view.spec.next_obs or not fits:
+        boundaries = int(np.count_nonzero(ended))
+        if self._view.spec.next_obs or not (boundaries or all(map(_is_empty, leaves(final_obs).values()))):
             raise ValueError("final_obs: expected None unless rows are truncated and the spec stores no next_obs")
-        if staging.boundaries:
+        staging = self._kept_staging(rows, boundaries)
+        if boundaries:
             staging.merge(ended)
         return staging
 
@@ -320,3 +320,7 @@ class Writer(WriterBase):
                 kept.clear()
             kept[key] = BatchStaging(self._native, self._view, rows, self._spare_rows, boundaries)
         return kept[key]
+
+
+def _is_empty(rows: Any) -> bool:
+    return bool(rows.shape[:1] == (0,)) if hasattr(rows, "shape") else rows in ([], ())

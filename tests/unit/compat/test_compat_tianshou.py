@@ -23,6 +23,7 @@ with warnings.catch_warnings():
     from tianshou.data import Batch
     from tianshou.env import DummyVectorEnv
 
+from marlcore.compat import replays
 from marlcore.compat import tianshou as ours
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
@@ -154,6 +155,20 @@ def test_files_pickles_and_conversions_keep_everything(name: str, sizes: Any, gi
         check_equal(filled((again, copy), seed=3, adds=5))
     theirs.save_hdf5(path)
     check_equal((mine.to_tianshou(), kind.load_hdf5(path)))
+
+
+def test_an_old_pickle_without_a_generator_draws(monkeypatch: Any) -> None:
+    """Which Tianshou seeds by 42; and batches of more bytes than a dtype may have are copied field by field."""
+    _, mine = filled(pair(*SINGLE[0]))
+    state = mine.__getstate__()
+    del state["_random_state"]
+    old = type(mine).__new__(type(mine))
+    old.__setstate__(state)
+    expected = old[np.arange(5)]
+    monkeypatch.setattr(replays, "MOST_BYTES", 8)
+    old.__setstate__(state)
+    np.testing.assert_equal(dict(old[np.arange(5)]), dict(expected))
+    assert len(old.sample_indices(7)) == 7
 
 
 def test_n_step_returns_are_those_of_tianshou() -> None:

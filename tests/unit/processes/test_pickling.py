@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +16,7 @@ from refused import check_refused
 
 import marlcore as mc
 from marlcore.processes import check_picklable
+from marlcore.processes.pickling import dumps
 
 FILE = "its open file has another number in a worker: use a TrajectoryQueue, `report` of the worker's context, "
 COPY = "torch's shared memory would reach a worker as a copy: pass `clone()` of it, or publish it by a ParameterStore"
@@ -85,6 +87,13 @@ def test_torchs_shared_memory_is_refused() -> None:
         check_refused(partial(check_picklable, given=thing), TypeError, COPY)
     private = (tensor.clone(), torch.eye(2).to_sparse(), torch.zeros(2, device="meta"), torch.nn.LazyLinear(2))
     check_picklable(private=private, module=torch.nn.Linear(2, 2))
+    assert pickle.loads(dumps(tensor, for_file=True)).tolist() == [0, 0, 0]
+
+    class Mapped(torch.Tensor):  # type: ignore[misc]
+        def __reduce_ex__(self, protocol: Any) -> Any:  # such as by the name of the file that it maps
+            return list, ()
+
+    check_picklable(mapped=tensor.as_subclass(Mapped))
 
 
 @pytest.mark.parametrize("torch", [None, ModuleType("torch")], ids=["hidden", "half imported"])

@@ -117,6 +117,7 @@ BATCH = [
     ({"truncated": HALF_DONE, "final_obs": observation(3)}, ValueError,
         "final_obs['frame']: expected uint8 (2, 20, 20), got shape (3, 20, 20)"),
     ({"final_obs": observation(1)}, ValueError, "final_obs: expected None unless rows are truncated"),
+    ({"final_obs": {"frame": [[1], [2, 3]], "code": []}}, ValueError, "final_obs: expected None unless rows are"),
     (transition(11), ValueError, ROOM),
     (transition(10, truncated=np.arange(10) == 3, final_obs=observation(1)), ValueError, ROOM),
 ]  # fmt: skip

@@ -147,6 +147,17 @@ def test_no_process_but_a_learners_imports_torch_on_a_node_of_compiled_policies(
     assert done.stdout.split() == [b"True", b"False"]
 
 
+class Failing(mc.DQN):
+    def transition(self, spaces: mc.Spaces) -> mc.TransitionSpec:
+        raise AttributeError("of the user's own")
+
+
+def test_a_failing_transition_says_why() -> None:
+    policy = policy_of("agent_0", mc.DQN(), Wander, mc.Config())
+    with pytest.raises(AttributeError, match="of the user's own"):
+        _ = replace(policy, algorithm=Failing()).transition
+
+
 def test_an_agent_that_has_not_begun_is_killed_at_once() -> None:
     cluster, idle = ray_cluster.RayCluster.__new__(ray_cluster.RayCluster), Idle()
     cluster.agents, cluster._cleanups = [idle], []
