@@ -22,7 +22,10 @@ def main(arguments: list[str]) -> int:
     first = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     first.add_argument("program", choices=PROGRAMS)
     name = first.parse_args(arguments[:1]).program
-    program = import_module(f"bench.{PROGRAMS[name]}.{name}")
+    try:
+        program = import_module(f"bench.{PROGRAMS[name]}.{name}")
+    except ModuleNotFoundError as error:
+        first.error(f"{name} needs {error.name}: python -m pip install -c constraints.txt -e '.[test]'")
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(f"python -m bench {name}", description=program.__doc__, formatter_class=form)
     if hasattr(program, "add_options"):

@@ -51,6 +51,15 @@ def test_a_busy_machine_is_refused_and_the_load_is_named(program: str, monkeypat
     assert "load: expected at most 0.5 a core, got 7.25 on 2 cores; --anyway measures anyway" in capsys.readouterr().err
 
 
+def test_a_program_whose_package_is_missing_names_it(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    monkeypatch.delitem(sys.modules, "bench.processes")
+    monkeypatch.delitem(sys.modules, "bench.rivals.peers")
+    with pytest.raises(SystemExit):
+        main(["peers"])
+    assert "peers needs psutil: python -m pip install -c constraints.txt -e '.[test]'" in capsys.readouterr().err
+
+
 def test_all_sides_plan_alike() -> None:
     plain, *others = planning.measure(400, 0.0, [1, 2], rounds=1)
     assert [side["workers"] for side in (plain, *others)] == ["plain", "1", "2"] and plain["build_s_times"] == 1

@@ -122,7 +122,7 @@ def _run(command: str, arguments: list[str]) -> int:
         if isinstance(error, OSError) and error.filename is None and _output_fails(error):
             raise
         too_many_files = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
-        line = re.sub("^env_fn: ", "--env: ", str(error))
+        line = re.sub("^env_fn: (ValueError: environment: )?", "--env: ", str(error))
         sys.stderr.write(f"marlcore: {printable(line)}{'; raise `ulimit -n`' if too_many_files else ''}\n")
         return 2
     except KeyboardInterrupt as stop:

@@ -161,7 +161,8 @@ class Declared:
             try:
                 signature(cls.__init__).bind_partial(None, **dict.fromkeys(unknown))
             except TypeError as error:
-                raise TypeError(f"{cls.__name__}: {short(error)}{did_you_mean(unknown[0], names)}") from None
+                known = [*names, *hints_of(cls)]
+                raise TypeError(f"{cls.__name__}: {short(error)}{did_you_mean(unknown[0], known)}") from None
         return object.__new__(cls)
 
     def __post_init__(self) -> None:

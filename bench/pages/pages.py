@@ -94,7 +94,7 @@ def peers(first: str) -> str:
 
 def peers_table(rows: Mapping[str, Any]) -> str:
     """A line for each side: its rates, and their ratios to the row's first side."""
-    columns = "work", "side", "steps/s", "steps per CPU-second", "by the first side's: both", "processes: cores of each"
+    columns = "work", "side", "steps/s", "steps per CPU-second", "both rates, first = 1", "processes: cores of each"
     lines = []
     for name, row in rows.items():
         first = next(iter(row["sides"].values()), None)

@@ -1,6 +1,7 @@
 """`marlcore train`: every field of Config and of the algorithm is an option."""
 
 import os
+import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, is_dataclass, make_dataclass
@@ -83,12 +84,12 @@ def main(arguments: list[str]) -> int:
         chosen, env, algorithm, config = _read(line)
         if chosen.init_from is not None:
             start = {"init_from": chosen.init_from, "init_strict": chosen.init_strict}
-        if chosen.seeds:
+        if "seeds" in line.words:
             results = train_seeds(env, algorithm, config, chosen.seeds, parallel=chosen.parallel, **start)
             for seed, result in zip(chosen.seeds, results, strict=True):
                 returns = ", ".join(f"{agent} {value:,.2f}" for agent, value in result.returns.items())
                 sys.stdout.write(printable(f"seed {seed}: mean return over {LATE}: {returns}") + "\n")
-            sys.stdout.write(printable(f"results in {results[0].run_dir.parent}") + "\n")
+            sys.stdout.write(_end(results[0].run_dir.parent, results[0].run_dir))
             return 0
         if chosen.parallel != 1:
             raise ValueError(f"parallel: expected 1 without --seeds, got {chosen.parallel}")
@@ -97,16 +98,23 @@ def main(arguments: list[str]) -> int:
     sys.stdout.write(summary(result.returns))
     if result.stopped:
         sys.stdout.write(printable(f"\nstopped before all steps: {result.stopped}", but="\n"))
-    sys.stdout.write(f"\n{printable(f'updates: {updates}')}\n{printable(f'results in {result.run_dir}')}\n")
+    sys.stdout.write(f"\n{printable(f'updates: {updates}')}\n{_end(result.run_dir, result.run_dir)}")
     return 0
+
+
+def _end(folder: Any, run_dir: Any) -> str:
+    play = f"`marlcore eval {shlex.quote(str(run_dir))}` plays the saved policies"
+    lines = f"results in {folder}", f"returns were taken while learning, with exploration: see curves.png; {play}", ""
+    return "\n".join(map(printable, lines))
 
 
 def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
     """Returns the run's directory, its environment, and its algorithm and settings, changed by the options."""
     if line.asks_for_help:
         line.show_help(ResumeOptions, single_flags=True)
+    if of_new_runs := line.words.keys() & {*hints_of(TrainOptions), "run_dir"}:
+        raise ValueError(f"--resume takes no {option_of(min(of_new_runs))}; see marlcore train --help")
     hints = hints_of(ResumeOptions) | hints_of(Config) | hints_by_policy(line.words)
-    del hints["run_dir"]
     # The types of the algorithm's options are known only once the run was read, which executes code. So unknown options
     # are refused before.
     of_algorithm = {name: tuple[str, ...] for name in line.words if name.startswith("algorithm.")}

@@ -98,14 +98,18 @@ class NamedEnvironment:
             return make_atari(game, **options)
         if kind in MAKERS and id:
             return MAKERS[kind](id, **options)
-        if is_importable(name) and id:
-            function = resolve("environment", name)
+        if (function := self.function()) is not None:
             try:
                 return function(**options)
             except TypeError as error:
                 raise TypeError(f"environment: {name!r}: {error}") from error
         hint = f"; did you mean gymnasium:{name}?" if is_registered(name) else did_you_mean(name, OWN)
         raise ValueError(f"environment: expected {KINDS}, got {brief(name)}{hint}")
+
+    def function(self) -> Any:
+        """Returns what <module>:<function> names, None for other names. Raises ValueError if it cannot be imported."""
+        own = self.name.partition(":")[0] not in (*MAKERS, "atari") and is_importable(self.name)
+        return resolve("environment", self.name) if own else None
 
     def _atari_game(self) -> str:
         if self.name.startswith("gymnasium:ALE/") and self.name.endswith("-v5"):

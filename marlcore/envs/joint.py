@@ -45,9 +45,10 @@ class JointEnvironment(Wrapper):
     def __init__(self, env: Any, agents: tuple[str, ...]) -> None:
         env = by_agents(env)
         if not is_parallel(env):
+            kind = "an AEC environment" if hasattr(env, "last") else type(env).__name__
             raise ValueError(
                 f"joint observations: expected a PettingZoo Parallel environment, such as "
-                f"pettingzoo-parallel:mpe2.simple_spread_v3, got {env!r}"
+                f"pettingzoo-parallel:mpe2.simple_spread_v3, got {kind}"
             )
         self._env = env
         self._for = frozenset(agents)

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -160,13 +161,16 @@ class ParallelEnvironment(ParallelRounds):
 def make_pettingzoo(kind: str, module: str, /, **options: Any) -> Any:
     """Makes an environment by a module's `env(**options)` or, for "pettingzoo-parallel", its `parallel_env`.
 
-    The module sisl.pursuit_v5 is short for pettingzoo.sisl.pursuit_v5. Raises: ValueError: no such function exists.
+    The module sisl.pursuit_v5 is short for pettingzoo.sisl.pursuit_v5. Raises: ValueError: no such function exists;
+    ImportError: PettingZoo is not installed.
     """
     function = FUNCTIONS[kind]
     for path in (module, f"pettingzoo.{module}"):
         constructor = getattr(_import_if_there(path), function, None)
         if constructor is not None:
             return constructor(**options)
+    if find_spec("pettingzoo") is None:
+        raise ImportError(f"environment: '{kind}:{module}' comes with pettingzoo; try: pip install 'marlcore[envs]'")
     expected = f"{kind}:<module> with {function}(), such as {kind}:mpe2.simple_spread_v3"
     hint = "pip install marlcore[envs] brings mpe2 and pettingzoo"
     raise ValueError(f"environment: expected {expected}, got '{kind}:{module}' ({hint})")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..checks import brief, check_finite
 from ..config import AssignedPolicy, Config, compiled_of, hides_joint, numbers_at, schedules_of
+from ..envs import NamedEnvironment
 from ..envs.agent_view import AgentView, fault_of
 from ..errors import TimedOut
 from ..fixed import fixed
@@ -228,9 +229,11 @@ class SavedRun:
         if self.pickled_env_fn is not None:
             try:
                 env_fn: Callable[[], Any] = unpickled(self.pickled_env_fn, apart=True)
+                if isinstance(made_by := getattr(env_fn, "env_fn", env_fn), NamedEnvironment):  # within teams, if any
+                    made_by.function()  # otherwise its failed import would seem to be the environment's
                 return env_fn
             except Exception as error:  # unpickling may raise anything
-                reason = _reason(error)
+                reason = f"{_reason(error)}; start where you trained, or set PYTHONPATH"
         raise ValueError(f"env_fn: {str(self.path)!r} has no environment function ({reason}); pass env_fn= or --env")
 
     def policy(self, name: str, which: str | int = "last") -> LoadedPolicy:

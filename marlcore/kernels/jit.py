@@ -14,7 +14,7 @@ import numpy as np
 from ..notices import say
 from . import cache
 
-FIRST_COMPILATION = "compiling kernels, once for this machine: some seconds (`marlcore warmup` does it beforehand)"
+FIRST_COMPILATION = "compiling kernels, once a machine: up to half a minute (`marlcore warmup` does it beforehand)"
 
 _announced = False
 

@@ -37,8 +37,8 @@ def train_seeds(
     beside these shows the mean return of the ended runs, and a band from the lowest to the highest return. If a run
     fails, the other runs are stopped; the error is raised when all have ended. All runs share one table of progress.
 
-    Raises: as `train`; ValueError also if a seed occurs twice, or if `parallel` is above 1 in serial mode, where all
-        runs work in this process.
+    Raises: as `train`; ValueError also if a seed occurs twice, if there is none, or if `parallel` is above 1 in serial
+        mode, where all runs work in this process.
     """
     with children_of(config) as children:
         from .several import work_seeds

@@ -49,8 +49,8 @@ def work_seeds(
 ) -> list[Result]:  # fmt: skip
     """Trains with each seed; see `train_seeds`. `initial` has its arguments `init_from` and `init_strict`."""
     config = config or Config()
-    if len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds: expected different ones, got {list(seeds)}")
+    if len(set(seeds)) < len(seeds) or not seeds:
+        raise ValueError(f"seeds: expected different ones, at least one, got {list(seeds)}")
     check_parallel(parallel, config)
     folder = folder_of("seeds", config.run_dir)
     config, results = config.with_absolute_paths(), dict[str, Result]()

@@ -108,7 +108,7 @@ class Progress:
     def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None:
         """Sets the progress in environment steps, and shows it if that is due; call it often."""
         self._news = self._news or (step, total_steps) != (self._step, self._total)
-        self._step, self._total, self._rate = step, total_steps, env_steps_per_s
+        self._step, self._total, self._rate = min(step, total_steps), total_steps, env_steps_per_s  # rounds end late
         self._first = step if self._first is None else self._first
         if monotonic() - self._shown_s >= self._period:
             self._show()

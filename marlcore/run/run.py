@@ -195,12 +195,10 @@ def _result(session: Session) -> Result:
             "evaluation.wait makes it wait", skipped, config.evaluation.interval,
         )  # fmt: skip
     metrics = run_dir / "metrics.csv"
-    algorithms = ", ".join(dict.fromkeys(type(policy.algorithm).__name__ for policy in policies))
-    title = f"{session.described['env']}, {algorithms}, seed {config.seed}"
     if session.launch.plots:
-        plot_run(each_metric(metrics), run_dir / "curves.png", title)
+        plot_run(each_metric(metrics), run_dir / "curves.png", session.title)
     for table in sorted(run_dir.glob("payoff*.json")) if session.launch.plots else ():
-        plot_payoff(table, table.with_suffix(".png"), title)
+        plot_payoff(table, table.with_suffix(".png"), session.title)
     returns = final_returns(each_metric(metrics), config.total_steps, chain(*(policy.agents for policy in policies)))
     learning = [agent for agent in returns if config.self_play.side in (BOTH, agent)]
     if not config.offline and (endless := [agent for agent in learning if math.isnan(returns[agent])]):

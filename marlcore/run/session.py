@@ -39,6 +39,8 @@ class Session:
         self.interrupts, config = children.interrupts, launch.spec.config
         beginning = NewRun(launch) if launch.resume is None else ResumedRun(launch)
         self.described = beginning.described
+        algorithms = ", ".join(dict.fromkeys(type(policy.algorithm).__name__ for policy in self.spec.policies))
+        self.title = f"{self.described['env']}, {algorithms}, seed {config.seed}"
         conditions = StopConditions(config.stop)
         self.directory = beginning.open(stack, conditions)
         here = stack, self.spec, self.directory
@@ -57,6 +59,7 @@ class Session:
             say(f"resume: continues at step {self.control.steps:,} of {config.total_steps:,} with {rows:,} rows")
         if table is None and launch.progress:
             table = stack.enter_context(Progress())
+            table.say(f"{self.title}, in {self.directory.path}")
         self.monitor = Monitor(
             self.directory, self.sinks, self.control, self.telemetry, table, config.total_steps, self.memory.began,
             self.interrupts, conditions,

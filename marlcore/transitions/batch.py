@@ -117,7 +117,8 @@ class Batch:
         return len(self.reward)
 
     def __repr__(self) -> str:
-        return f"<Batch {' x '.join(map(str, self.discount.shape))} of {', '.join(['obs', 'action', *self.extras])}>"
+        sizes = " x ".join(map(str, self.discount.shape))
+        return f"<{type(self).__name__} {sizes} of {', '.join(['obs', 'action', *self.extras])}>"
 
     def torch(self, device: torch.device | str = "cpu") -> TorchBatch:
         """Returns the same fields as tensors: views of this memory on the CPU, copies elsewhere."""
@@ -179,6 +180,8 @@ class TorchBatch:
 
     def __len__(self) -> int:
         return len(self.reward)
+
+    __repr__ = Batch.__repr__
 
 
 class BatchLayout:

@@ -1,5 +1,6 @@
 """Runs that evaluate their policies as they go on, and the evaluation of a run afterwards."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -161,6 +162,17 @@ def test_an_environment_that_was_not_saved_must_be_given(tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"^env_fn: .* \(it could not be pickled\); pass env_fn= or --env$"):
         mc.evaluate(path, 2)
     assert mc.evaluate(path, 2, env_fn=Corridor).episodes == 2
+
+
+def test_a_run_whose_environment_is_elsewhere_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as in the directory in which the run was started, and from which its name was found."""
+    (tmp_path / "pursuit.py").write_text("import gymnasium\nLine = lambda: gymnasium.make('CartPole-v1')")
+    with monkeypatch.context() as there:
+        there.syspath_prepend(tmp_path)
+        path = train(tmp_path, "pursuit:Line", DQN, evaluation=UNEVALUATED).run_dir
+    del sys.modules["pursuit"]
+    with pytest.raises(ValueError, match=rf"^env_fn: '{path}' has no .*got 'pursuit:Line'.*; start where you trained"):
+        mc.evaluate(path, 2)
 
 
 REFUSED = {

@@ -32,9 +32,11 @@ REFUSED = {
     "train --learner.learning-rate 1": "unknown option --learner.learning-rate; did you mean --algorithm.learning-rate",
     "train --nonsense": "unknown option --nonsense; see marlcore train --help",
     "train extra": "expected an option, got 'extra'; see marlcore train --help",
-    "train --resume x --seeds 1": "--resume takes no --seeds; did you mean --seed? see marlcore train --help",
+    "train --resume x --seeds 1": "--resume takes no --seeds; see marlcore train --help",
     "train --resume x --run-dir y": "--resume takes no --run-dir",
+    "train --resume x --env y": "--resume takes no --env; see marlcore train --help",
     "train --parallel 2": "parallel: expected 1 without --seeds, got 2",
+    "train --seeds": "seeds: expected different ones, at least one, got []",
     "train --settings /no": "settings: expected a YAML file, got '/no' (",
     "eval": "run_dir: expected a value, got none; see marlcore eval --help",
     "top --interval 0": "interval: expected a finite number of at least 0.05, got 0.0",
@@ -239,7 +241,8 @@ def test_a_stopped_run_says_how_it_is_resumed(tmp_path, capfd, monkeypatch, work
 FAILURES = {
     "[Errno 32] the server is gone": BrokenPipeError(32, "the server is gone"),
     "[Errno 24] Too many open files: 'a.py'; raise `ulimit -n`": OSError(24, "Too many open files", "a.py"),
-    "--env: ValueError: environment: none": EnvironmentFailed("env_fn: ValueError: environment: none"),
+    "--env: expected one": EnvironmentFailed("env_fn: ValueError: environment: expected one"),
+    "--env: ValueError: none": EnvironmentFailed("env_fn: ValueError: none"),
 }
 
 

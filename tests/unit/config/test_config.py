@@ -187,6 +187,7 @@ REFUSED: dict[str, Refused] = {
     "numbers as names": made(mc.ReplayConfig, "clear_at_stage: expected True, False or a t", clear_at_stage=(1,)),
     "two compilers": made(mc.LearnerConfig, "compile: expected off for the engine", **COMPILED),
     "a misspelt name": (partial(mc.Config, total_step=5), TypeError, "'total_step'; did you mean total_steps?"),
+    "a section's name": (partial(mc.Config, batch_size=4), TypeError, "'batch_size'; did you mean learner.batch_size?"),
     "a long name": (partial(mc.Config(ratios={"x" * 9999: 1}).check_policies, ["a"]), "policies ['a'], got 'xx"),
     "sinks": (partial(mc.MetricsConfig, sinks=3), TypeError, "sinks: expected names of sinks, got 3"),
     "a learner": (partial(mc.Config, learners={"a": 3}), TypeError, "a LearnerConfig for 'a', got 3"),

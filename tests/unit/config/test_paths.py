@@ -104,7 +104,7 @@ def test_a_seed_that_comes_twice_is_refused(tmp_path: Path) -> None:
     config = mc.Config(run_dir=str(tmp_path / "all"))
     serial, many = replace(config, mode="serial"), partial(mc.train_seeds, HUNT, "dqn")
     rows: list[Refused] = [
-        (partial(many, config, [1, 1]), "seeds: expected different ones, got [1, 1]"),
+        (partial(many, config, [1, 1]), "seeds: expected different ones, at least one, got [1, 1]"),
         (partial(many, config, [1], parallel=0), "parallel: expected an integer of at least 1, got 0"),
         (partial(many, serial, [1, 2], parallel=2), "parallel: expected 1 in serial mode, whose"),
     ]

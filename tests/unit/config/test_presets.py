@@ -48,6 +48,9 @@ def test_options_override_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture
     options = "--mode serial --total-steps 1200 --evaluation.interval 0 --algorithm.batch-size 512 --metrics.sinks csv"
     run_dir = tmp_path / "run"
     assert main(["train", "--preset", "cartpole-ppo", "--run-dir", str(run_dir), *options.split()]) == 0
+    out, err = capsys.readouterr()
+    assert out.endswith(f"see curves.png; `marlcore eval {run_dir}` plays the saved policies\n")
+    assert f"marlcore: gymnasium:CartPole-v1, PPO, seed 0, in {run_dir}\n" in err
     chosen = config_of(run_dir)
     assert (chosen["total_steps"], chosen["actor"]["envs"]) == (1200, 8)
     assert (chosen["hyperparameters"]["batch_size"], chosen["hyperparameters"]["gae_lambda"]) == (512, 0.9)

@@ -77,6 +77,10 @@ REFUSED: dict[str, Refused] = {
         lambda: envs.ParallelEnvironment(parallel_to_aec(Relay())),
         "expected a PettingZoo Parallel environment",
     ),
+    "an AEC for joint observations": (
+        partial(envs.JointObservations(parallel_to_aec, ("a",)).around, parallel_to_aec(Relay())),
+        "such as pettingzoo-parallel:mpe2.simple_spread_v3, got an AEC environment",
+    ),
     "agents without names": (partial(envs.vectorize, NUMBERED, 1), ": expected a list of names, got [0, 1]"),
     "no copies": (partial(envs.vectorize, Relay, 0), "copies: expected an integer of at least 1, got 0"),
     "a number": (partial(envs.factory, 5), TypeError, f"{A_FUNCTION}lambda: gymnasium.make('CartPole-v1'), or a name"),
@@ -166,9 +170,15 @@ def test_a_missing_package_names_the_extra_that_brings_it(monkeypatch, name, rea
     assert str(caught.value) == f"environment: {name!r}: {says}"
 
 
+def test_a_missing_pettingzoo_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pettingzoo", None)
+    with pytest.raises(ImportError, match=r"^environment: 'pettingzoo:nowhere_v1' comes .*'marlcore\[envs\]'$"):
+        envs.make("pettingzoo:nowhere_v1")
+
+
 def test_each_extra_that_is_named_exists():
     project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
-    assert all(re.search(rf"^{extra} = \[", project, re.MULTILINE) for extra in ("atari", "box2d", "mujoco"))
+    assert all(re.search(rf"^{extra} = \[", project, re.MULTILINE) for extra in ("atari", "box2d", "envs", "mujoco"))
 
 
 def test_texts_are_left_out_of_observations():

@@ -99,6 +99,9 @@ def test_a_line_says_how_far_the_run_is_and_how_each_agent_does(clock):
         f" | [b]x: return (last 100) {sum(range(900, 1000)) / 100:.2f}"
         " | agent_0: return (last 100) -15.00, loss 0.125, epsilon 0.900, updates/s 1,235"
     )
+    with Progress(past := console()) as shown:
+        shown.tick(12, 10, 1.0)
+    assert text(past).startswith("step 10/10 (100.0%)"), "copies that step together may pass the end"
     with Progress(before := console()) as shown:
         feed(shown)
     assert text(before).startswith("step 0/0 (0.0%)"), "metrics may come before the first tick"

@@ -92,6 +92,7 @@ def test_mixtures_prefetches_and_tensors_have_whole_episodes():
         tensors = replay.sampler(8, min_size=1, sequence=sequence).sample().torch()
         steps = int(tensors.mask.sum(1).max())
         assert tensors.obs[:, :steps].shape == (8, steps, 4)
+        assert repr(tensors) == f"<TorchBatch 8 x {LENGTH} of obs, action, log_prob, done>"
 
 
 def test_whole_episodes_that_cannot_be_are_refused():
