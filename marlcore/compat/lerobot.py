@@ -249,7 +249,7 @@ class Uint8ReplayBuffer(ReplayBuffer):
 
 
 class Column:
-    """A field of all rows by position. An index, as of a NumPy array, gives copies; places without a row hold zeros."""
+    """A field of all rows by position, indexed like a NumPy array; returns copies, with zeros where no row is."""
 
     def __init__(self, buffer: ReplayBuffer, name: str) -> None:
         self.shape = torch.Size((buffer.capacity, *buffer._fields[name].shape))

@@ -28,7 +28,7 @@ class Uniform:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The ends of the range; settings that allow both also allow every value between them."""
+        """The range's ends: a setting that allows both allows every value in between."""
         return float(self.low), float(self.high)
 
     def restored(self, label: str, value: Any) -> float:

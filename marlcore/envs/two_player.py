@@ -112,6 +112,7 @@ def _checked_table(actions: ArrayLike, halves: Mapping[str, gym.Box]) -> NDArray
             f"actions: expected a table [n, {half.shape[0]}] of a player's actions, got shape {table.shape}"
         )
     for row in table:
-        if not all(of_player.contains(row) for of_player in halves.values()):
-            raise ValueError(f"actions: expected rows within {half}, got {row.tolist()}")
+        for of_player in halves.values():
+            if not of_player.contains(row):
+                raise ValueError(f"actions: expected rows within {of_player}, got {row.tolist()}")
     return table

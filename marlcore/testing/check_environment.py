@@ -24,7 +24,7 @@ from ..spaces import MASK, Spaces
 
 Event = tuple[Any, ...]  # where something happened, and the values that two plays with one seed have in common
 PATIENCE = 10  # times as many turns as are compared, in which an episode should end
-COSTS = "training works, but a seed does not repeat a run, also in serial mode, nor the episodes of an evaluation"
+COSTS = "training works, but a seed repeats neither a run, even in serial mode, nor an evaluation's episodes"
 ENDLESS = "without one, no return is known and no evaluation ends: truncate episodes, as gymnasium's TimeLimit does"
 
 

@@ -193,7 +193,7 @@ class NoisyPolicyTrainer(ActorCriticTrainer):
     """Makes steps on batches of rows; with memory, the rows are the windows' transitions, with their histories."""
 
     def update(self, batch: Any) -> Update:
-        """Makes one `step` on B transitions or, with memory, on those of B windows that count; see WindowRows."""
+        """Makes one `step` on B transitions or, with memory, on the WindowRows of B windows."""
         self.follow_schedules(batch)
         if self.hyper.cell is None:
             return self.step(batch)

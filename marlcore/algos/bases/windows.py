@@ -126,7 +126,7 @@ def window_priority(errors: torch.Tensor, counts: torch.Tensor, eta: float) -> t
 
 
 class WindowRows:
-    """The M transitions of B windows that count, as a batch of rows whose observations are Histories.
+    """The M transitions that count in B windows, as a batch of rows whose observations are Histories.
 
     Rows have n-step returns within their windows or, if they store the rewards of a team's members, one-step returns.
     """

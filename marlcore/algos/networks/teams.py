@@ -54,7 +54,7 @@ class TeamSpaces:
         choices: each member's number of actions if all members' actions are Discrete; otherwise empty.
         groups: the groups that share a network, in the order of the members.
 
-    Raises: ValueError, which begins with `owner`: the agent is no team, or its members' Boxes differ in size.
+    Raises: ValueError: the agent is no team, or its members' Boxes differ in size. `owner` begins the text.
     """
 
     def __init__(self, owner: str, spaces: Spaces, shared: bool = True) -> None:

@@ -121,6 +121,10 @@ REFUSED: dict[str, Refused] = {
     ),
     "columns": (lambda: TwoPlayer(Table(), actions=[[0] * 3]), "actions: expected a table [n, 2] of a player's act"),
     "beyond the Box": (lambda: TwoPlayer(Table(), actions=[[0, 2]]), "actions: expected rows within Box(-1.0, 1.0, ("),
+    "beyond the second's Box": (
+        lambda: TwoPlayer(Table(action_space=gym.Box(np.float32([-1, -0.5]), np.float32([1, 0.5]))), actions=[[0.9]]),
+        "actions: expected rows within Box(-0.5, 0.5, (",
+    ),
     "steps": (lambda: TwoPlayer(Table(), max_steps=0), "max_steps: expected an integer of at least 1, got"),
     "observation": (
         lambda: stepped(obs_agent_two=lambda: np.array([1.0, -1e39])),
