@@ -164,8 +164,8 @@ class LearnerConfig(Declared):
     layers on the CPU, which are several times as fast where layers are small; "torch" computes any network. "auto"
     chooses compiled where it supports the network and is faster."""
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
-    """Mode of `torch.compile` for the learner's model. With "reduce-overhead" and "max-autotune" on a CUDA device, one
-    CUDA graph makes a whole step of DQN, PPO, MAPPO, SAC or TD3; other algorithms have torch's graphs of the model. It
+    """Mode of `torch.compile` for the learner's model. With "reduce-overhead" and "max-autotune" on a CUDA device, CUDA
+    graphs make the steps of DQN, PPO, MAPPO, SAC and TD3; other algorithms have torch's graphs of the model. It
     takes half a minute at each start, and pays on GPUs; on a CPU it makes small networks slower."""
     obs_norm: Literal["off", "frozen", "running"] = "off"
     """Subtract the mean of observations and divide by their standard deviation, for actors and learner alike: "running"

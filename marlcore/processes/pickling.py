@@ -23,9 +23,7 @@ def dumps(thing: Any, for_file: bool = False) -> bytes:
     In a file, a copy of torch's shared memory is what it should be.
     """
     file = io.BytesIO()
-    pickler = _Pickler(file)
-    pickler.for_file = for_file
-    pickler.dump(thing)
+    _Pickler(file, for_file).dump(thing)
     return file.getvalue()
 
 
@@ -41,16 +39,16 @@ def check_picklable(**things: Any) -> None:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    for_file = False
+    def __init__(self, file: io.BytesIO, for_file: bool) -> None:
+        super().__init__(file)
+        self._for_file = for_file
 
     def reducer_override(self, thing: Any) -> Any:
         kind = type(thing)
         if hasattr(kind, "fileno") and self._copies(kind) and _is_open(thing):
             raise TypeError(f"{kind.__name__}: {_NUMBER}")
-        torch = sys.modules.get("torch")
-        if (
-            not self.for_file and hasattr(torch, "UntypedStorage") and _is_shared(torch, thing)
-        ):  # not while another thread imports it
+        torch = None if self._for_file else sys.modules.get("torch")
+        if hasattr(torch, "UntypedStorage") and _is_shared(torch, thing):  # not while another thread imports it
             raise TypeError(f"{kind.__name__}: {_COPY}")
         return super().reducer_override(thing)
 
@@ -74,11 +72,9 @@ def _is_shared(torch: Any, thing: Any) -> bool:
         thing = thing._untyped_storage  # all else of it warns of its end
     if not isinstance(thing, (torch.Tensor, torch.UntypedStorage)) or thing.device.type != "cpu":
         return False  # those on a GPU always say that they are shared
-    if isinstance(thing, torch.Tensor) and type(thing).__reduce_ex__ not in (
-        torch.Tensor.__reduce_ex__,
-        torch.nn.Parameter.__reduce_ex__,
-    ):
-        return False  # its class pickles in its own way, such as by the name of a file that both map
-    if isinstance(thing, torch.Tensor) and (thing.layout != torch.strided or torch.nn.parameter.is_lazy(thing)):
-        return False  # it has no storage of its own
+    if isinstance(thing, torch.Tensor):
+        if type(thing).__reduce_ex__ not in (torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__):
+            return False  # its class pickles in its own way, such as by the name of a file that both map
+        if thing.layout != torch.strided or torch.nn.parameter.is_lazy(thing):
+            return False  # it has no storage of its own
     return bool(thing.is_shared())

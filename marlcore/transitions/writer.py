@@ -164,8 +164,7 @@ class Writer(WriterBase):
 
         Args:
             obs, action, reward, terminated, truncated, extras: as for `add`, each with a leading axis T.
-            final_obs: [number of truncated rows, *shape], in the order of these rows; may be None if there
-                are none.
+            final_obs: [number of truncated rows, *shape], in the order of these rows; None or empty without them.
 
         Returns: the first transition's ticket, or -1 as `add`.
 

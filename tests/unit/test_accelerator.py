@@ -5,10 +5,8 @@ A scenario checks one way. Then rules are broken, one at a time, and the scenari
 
 import copy
 import gc
-import inspect
 import os
 import signal
-import textwrap
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -24,6 +22,7 @@ import marlcore as mc
 from marlcore.errors import NotEnoughData
 
 torch = pytest.importorskip("torch")  # an extra of the core
+from broken import break_rule  # noqa: E402
 from cuda_double import CudaDouble, same  # noqa: E402
 
 from marlcore import accelerator  # noqa: E402
@@ -217,12 +216,7 @@ def test_each_broken_rule_is_found(
     scenario: Scenario, owner: Any, name: str, rule: str, broken: str,
     cuda_double: CudaDouble, store: mc.ParameterStore, replay: mc.ReplayBuffer, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    function = inspect.unwrap(getattr(owner, name))
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(rule) == 1
-    made: dict[str, Any] = {}
-    exec(source.replace(rule, broken), function.__globals__, made)
-    monkeypatch.setattr(owner, name, made[name])
+    break_rule(monkeypatch, owner, name, rule, broken)
     with pytest.raises(AssertionError):
         run(scenario, cuda_double, store, replay)
 

@@ -102,7 +102,7 @@ class Graphs:
             with torch.cuda.device(self.device):
                 if self._generator is not None and self._generator.device == self.device:
                     graph.register_generator_state(self._generator)
-                with torch.cuda.graph(graph, **how), first_of(cause):
+                with torch.cuda.graph(graph, **how), _first_of(cause):
                     results = function()
         except torch.OutOfMemoryError:
             raise
@@ -123,7 +123,7 @@ class Graphs:
 
 
 @contextmanager
-def first_of(errors: list[Exception]) -> Iterator[None]:
+def _first_of(errors: list[Exception]) -> Iterator[None]:
     """Notes an error, since the end of a failed capture raises another one."""
     try:
         yield

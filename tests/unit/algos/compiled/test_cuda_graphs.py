@@ -1,8 +1,6 @@
 """Updates by CUDA graphs equal those without, on a double of CUDA. Then rules are broken, and the check must fail."""
 
 import copy
-import inspect
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from batches import SMALL, batch_of, box_spaces, continuous_spaces, made_trainer
+from broken import break_rule
 from cuda_double import CudaDouble
 from graph_double import GraphDouble, tensors_in
 from gymnasium.spaces import Box, Discrete
@@ -227,12 +226,7 @@ def test_each_broken_rule_is_found(
     case: str, owner: Any, name: str, rule: str, broken: str,
     cuda_double: CudaDouble, monkeypatch: pytest.MonkeyPatch, replay_of: Callable[[str], Any],
 ) -> None:  # fmt: skip
-    function = inspect.unwrap(getattr(owner, name))
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(rule) == 1
-    made: dict[str, Any] = {}
-    exec(source.replace(rule, broken), function.__globals__, made)
-    monkeypatch.setattr(owner, name, made[name])
+    break_rule(monkeypatch, owner, name, rule, broken)
     options = CASES[case]
     with pytest.raises(
         (AssertionError, RuntimeError), match=r"assert|CUDA generator|size of tensor|permitted|device|libraries|awaited"
