@@ -130,8 +130,8 @@ def settings_page() -> str:
     head = ["| setting | default | what it is |", "|---|---|---|"]
     lines = [
         "# Settings", "",
-        "Each is a field of `mc.Config` or of one of its sections, an option of `marlcore train` with dashes instead",
-        "of underscores, and a line of a settings file.", "",
+        "Each setting is a field of `mc.Config` or of one of its sections, an option of `marlcore train` with dashes",
+        "instead of underscores, and a line of a settings file.", "",
         "## The run", "", *head, *settings_rows(config), "",
     ]  # fmt: skip
     for field in dataclasses.fields(config):
