@@ -1,4 +1,4 @@
-"""Learning from recorded data: behaviour cloning, more than the data's policy, and demonstrations beside live rows.
+"""Learning from recorded data: behaviour cloning, surpassing the data's policy, and demonstrations beside live rows.
 
     python examples/offline.py [UPDATES]
 
