@@ -25,7 +25,7 @@ def controller(obs: Any) -> int:
 
 
 def hasty(obs: Any) -> int:
-    """Pushes to the side to which the pole leans, so that it swings ever further."""
+    """Pushes to the side to which the pole leans, so it swings ever further."""
     return int(obs[2] > 0)
 
 
