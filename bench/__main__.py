@@ -1,8 +1,8 @@
 """The programs that measure: `python -m bench NAME`, each with its options.
 
-A program is a file of a room with `main(options)`, which may return an exit code, and with `add_options(parser)` if it
-has options. A program with the option `--anyway` refuses a busy machine without it. A program whose parser sets `rest`
-gets the unknown options there.
+A program is a file in a folder beside this one, with `main(options)`, which may return an exit code, and with
+`add_options(parser)` if it has options. A program with the option `--anyway` refuses a busy machine without it. A
+program whose parser sets `rest` gets the unknown options in `options.rest`.
 """
 
 import argparse

@@ -28,7 +28,7 @@ def test_a_page_shows_the_stored_figures(page: Path) -> None:
 
 
 def test_a_figure_that_was_typed_is_replaced() -> None:
-    """The positive control: a figure within a line stays there."""
+    """The positive control: a figure within a line stays in that line."""
     region = "text\n<!-- figures: table while_sampled -->\n{}<!-- end -->\nmore\n"
     filled = pages.filled(region.format(""))
     figure = f"| {pages.load('earlier')['while_sampled']['rows'][0][1]} |"
@@ -64,7 +64,7 @@ def test_a_long_form_that_ends_well_is_kept(tmp_path: Path, monkeypatch: pytest.
 
 
 def soaked(pid: Callable[[int], int] = lambda i: 7, **measures: Callable[[int], float]) -> list[soak.Sample]:
-    """An hour of one process, of constant measures except these."""
+    """An hour of one process, whose measures are constant except the given ones."""
     usual = {"rss_mb": 100.0, "anonymous_mb": 50.0, "descriptors": 9}
     rows = ({**usual, **{name: of(i) for name, of in measures.items()}} for i in range(361))
     return [soak.Sample(10.0 * i, 1.0, {"a": soak.Process(pid(i), **row)}, {}) for i, row in enumerate(rows)]
@@ -133,7 +133,7 @@ def test_stored_figures_are_of_the_presets_present_settings(preset: str) -> None
 
 @pytest.mark.long
 def test_the_page_is_that_of_the_stored_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for the ends of intervals, which other versions of SciPy may draw otherwise."""
+    """Except the ends of intervals, which other versions of SciPy may draw differently."""
     written = (zoo_page.DOCS / "zoo.md").read_text()
     (tmp_path / "zoo.md").write_text(re.sub(r"(?m)^\| cartpole-ppo .*\n", "", written))
     monkeypatch.setattr(zoo_page, "DOCS", tmp_path)

@@ -1,4 +1,4 @@
-"""The programs that compare whole tasks, once in their smallest form; and that a busy machine is refused."""
+"""The programs that compare whole tasks run in their smallest form, and a busy machine is refused."""
 
 import json
 import os
@@ -101,7 +101,7 @@ def test_a_side_makes_the_updates_that_its_steps_call_for(row: str, name: str) -
 
 
 def test_a_rate_is_that_between_two_marks() -> None:
-    """A side with too few updates has none."""
+    """A side with too few updates has no rate."""
     first, last = ([1.0, 10, 0], {}, 7.0), ([3.0, 4010, 1000], {}, 11.0)
     found = peers.between(first, last, {}, Setting(updates_per_step=0.25))
     assert (found["steps_per_s"], found["steps_per_cpu_s"]) == (2000.0, 1000.0)

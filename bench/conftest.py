@@ -1,4 +1,4 @@
-"""Benchmarks run at full size, and once on small rings where they are disabled."""
+"""Benchmarks run at full size; where they are disabled, they run once on small rings."""
 
 from collections.abc import Iterator
 

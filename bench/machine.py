@@ -21,7 +21,7 @@ WIDTH = 200  # columns that tables are printed in at least
 
 
 def add_output(parser: argparse.ArgumentParser, store: str = "", idle: bool = False) -> None:
-    """Adds --json; with `store` as its help, --store; if only an idle machine will do, --anyway."""
+    """Adds --json; if `store` is given, --store with this help; and --anyway, if only an idle machine will do."""
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     if store:
         parser.add_argument("--store", action="store_true", help=store)

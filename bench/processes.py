@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def run_fresh(function: Callable[..., Result], *args: Any) -> Result:
-    """The call's result, from a fresh interpreter, which the kernel kills if this thread ends before."""
+    """The call's result, from a fresh interpreter, which the kernel kills if this thread ends first."""
     options = {"initializer": end_with_parent, "initargs": (os.getpid(),)}
     with ProcessPoolExecutor(1, get_context("spawn"), **options) as pool:
         return pool.submit(function, *args).result()

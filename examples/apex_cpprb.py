@@ -4,7 +4,7 @@
 
 The example of cpprb's page "Multiprocess Learning (Ape-X)", with a DQN that learns CartPole (Horgan et al. 2018,
 arXiv:1803.00933). A program that uses cpprb changes the import of its buffer. Besides, a ParameterStore replaces a
-queue of weights for each explorer, and mc.Workers replace processes and an Event, so that a failure is raised and
+queue of weights for each explorer, and mc.Workers replace processes and an Event, so a failure is raised and
 nothing is left behind. The model is that of replay_cpprb.py.
 """
 

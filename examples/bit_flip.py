@@ -67,7 +67,7 @@ def settings(**changes: Any) -> mc.Config:
 
 
 def solved(result: mc.Result) -> float:
-    """The share of 100 greedy episodes that reach the goal: those that ended before their last step's reward of -1."""
+    """The share of 100 greedy episodes that reach the goal: their return is above -BITS."""
     returns = np.array(mc.evaluate(result.run_dir, episodes=100).returns["agent_0"])
     return float((returns > -BITS).mean())
 

@@ -4,7 +4,7 @@
 
 A courier collects a parcel on a grid and brings it to a door; both are worth a half, and each step costs a little. The
 mask forbids steps against walls, picking up where no parcel lies, and dropping elsewhere than at the door. marlcore
-reads it from `info["action_mask"]`.
+reads the mask from `info["action_mask"]`.
 """
 
 import sys

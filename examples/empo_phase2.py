@@ -9,8 +9,8 @@ after Heitzig & Potham 2025 (arXiv:2508.00159) with the robot's reward U = -1 / 
     power X(s), a lookup table, from stage 1: the sum over g of V(s, g)^2
     robot Q(s, a), a network, from stage 2: E gamma W(s') with W = U + sum of pi Q and pi ~ (-Q)^-beta
 
-beta rises in stage 3, "ramp", up to stage 4, "full"; both clear the replay. Rows hold all outcomes of their state, so
-targets are expectations. Explorers go where counts and random network distillation (rnd) find new states.
+beta rises in stage 3, "ramp", up to stage 4, "full"; both stages clear the replay. Rows hold all outcomes of their
+state, so targets are expectations. Explorers go where counts and random network distillation (rnd) find new states.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Kuhn(NamedTuple):
         return f"{self.cards[self.current_player()]}{self.moves}"
 
     def seen(self, player: int) -> Any:
-        """What a network sees: the player's card, and each move so far as one of two."""
+        """What a network sees: the player's card and each move so far, one-hot."""
         ones = self.cards[player], *(3 + 2 * i + move for i, move in enumerate(self.moves))
         return np.isin(np.arange(9), ones).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Learning from recorded data: behaviour cloning, more than the data's policy, and demonstrations beside live rows.
+"""Learning from recorded data: behaviour cloning, surpassing the data's policy, and demonstrations beside live rows.
 
     python examples/offline.py [UPDATES]
 
@@ -25,7 +25,7 @@ def controller(obs: Any) -> int:
 
 
 def hasty(obs: Any) -> int:
-    """Pushes to the side to which the pole leans, so that it swings ever further."""
+    """Pushes to the side to which the pole leans, so it swings ever further."""
     return int(obs[2] > 0)
 
 

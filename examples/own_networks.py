@@ -48,7 +48,7 @@ class GridTorso(nn.Module):
 
 
 class EntityTransformer(nn.Module):
-    """Attention among entities, the rows of the observation; returns their mean, which no order changes."""
+    """Attention among entities, the rows of the observation; returns their mean, whatever their order."""
 
     def __init__(self, spaces: mc.Spaces) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""sorrel's treasurehunt in processes: its agents, worlds and models unchanged, with `run_experiment_mp` for its loop.
+"""sorrel's treasurehunt in processes: its agents, worlds and models unchanged, with `run_experiment_mp` as the loop.
 
     python -m bench install sorrel    # an environment with sorrel; says where
     PYTHONPATH=. THAT_ENVIRONMENT/bin/python examples/sorrel_treasurehunt.py --seed 0

@@ -1,8 +1,8 @@
 """Three agents cover three landmarks: `python examples/spread.py`, by all team algorithms and two others.
 
 `pip install "marlcore[envs]"`. The agents of simple_spread (Lowe et al. 2017, arXiv:1706.02275) earn more the nearer
-they are to all landmarks together, and less where they collide. Members of a team act by what each sees; those of
-MAPPO and PPO are agents on their own, who share a policy. The settings are the presets'. spread.png shows the greedy
+they are to all landmarks together, and less where they collide. Members of a team act by what each sees; agents
+of MAPPO and PPO act on their own, and share a policy. The settings are the presets'. spread.png shows the greedy
 evaluations of all.
 """
 
@@ -21,7 +21,7 @@ ALGORITHMS, AGENTS = ("vdn", "qmix", "matd3", "maddpg", "happo", "coma", "mappo"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
-    parser.add_argument("--steps", type=int, default=40_000, help="of the environment, in which all three agents act")
+    parser.add_argument("--steps", type=int, default=40_000, help="of the environment: in each, all three agents act")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     for name in options.algorithms:

@@ -2,7 +2,7 @@
 
     pip install "marlcore[compat]" && python examples/torchrl_dqn.py --updates 5000
 
-The buffer stands for TorchRL's `TensorDictReplayBuffer(storage=LazyTensorStorage(...))`. It is passed to the
+The buffer takes the place of TorchRL's `TensorDictReplayBuffer(storage=LazyTensorStorage(...))`. It is passed to the
 collectors, each of which writes to a lane of its own. Weights travel through a ParameterStore.
 """
 

@@ -1,8 +1,8 @@
 """Two agents who must choose well together: `python examples/two_step_game.py`, in which QMIX earns 8 and VDN 7.
 
 The game of Rashid et al. 2018, section 5 (arXiv:1803.11485): the first agent's first action chooses the second step's
-game. One always pays 7; the other pays 8 if both agents dare, and little otherwise. A sum of two agents' values cannot
-tell that daring pays only if both do, so VDN plays safe; QMIX mixes the values as the state demands.
+game. One game always pays 7; the other pays 8 if both agents dare, and little otherwise. A sum of two agents' values
+cannot tell that daring pays only if both do, so VDN plays safe; QMIX mixes the values as the state demands.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Rows between two Ray nodes of this machine, beside Ray alone and pickled lists: `python -m bench cluster_rows`.
 
 CPU-seconds are those of every process of the cluster, both sides' raylets and workers. The rows lie in the sender's
-lanes before the clock starts: each round is a new epoch, in which all of them are sent again.
+lanes before the clock starts: each round is a new epoch, in which all rows are sent again.
 """
 
 import argparse
@@ -33,7 +33,7 @@ DELAY_RATE, DELAY_S = 20_000, 10.0  # rows a second, and for how long
 
 
 class Sink:
-    """The receiver of what Ray carries alone, and of pickled lists, which it writes to a replay."""
+    """Receives what Ray alone carries, and pickled lists, which it writes to a replay."""
 
     def __init__(self) -> None:
         self._replay = mc.ReplayBuffer.create(SMALL, 10**6)
@@ -49,7 +49,7 @@ class Sink:
 
 
 class Sender:
-    """The other node: a full replay and its relay, or what stands beside it."""
+    """The other node, which sends: a full replay's relay, Ray alone, or pickled lists."""
 
     def __init__(self, spec: mc.TransitionSpec, rows: int) -> None:
         self._replay, self._epoch, each = mc.ReplayBuffer.create(spec, rows, LANES), 0, 1000
@@ -60,7 +60,7 @@ class Sender:
                     writer.add_batch(obs, np.arange(each), np.zeros(each))
 
     def relay(self, ingest: Any) -> tuple[int, int, float]:
-        """Sends all rows several times: their bytes, their number, and seconds."""
+        """Sends all rows several times; returns their bytes, their number, and the seconds."""
         nbytes, rows, began = 0, 0, time.perf_counter()
         for _ in range(TIMES):
             with self._relay(self._replay, ingest) as relay:

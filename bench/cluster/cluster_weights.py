@@ -32,7 +32,7 @@ class Follower:
         self._seen: list[tuple[int, float]] = []
 
     def follow(self, last: int, timeout: float) -> tuple[int, list[tuple[int, float]]]:
-        """Notes when each version came, up to the last; the rows fetched, and (version, time)."""
+        """Notes when each version comes, up to `last`; returns the rows fetched, and (version, time) pairs."""
         store, deadline = self._mirror.store, monotonic() + timeout
         while not self._seen or self._seen[-1][0] < last:
             self._mirror.check()
@@ -48,7 +48,7 @@ class Follower:
 
 
 def measure(nodes: int, nbytes: int = 50_000_000, rounds: int = 200, pause_s: float = 0.05) -> dict[str, Any]:
-    """Medians of `rounds` publications with a mirror on each of `nodes` nodes; with none, the learner is alone."""
+    """Medians of `rounds` publications with a mirror on each of `nodes` nodes; with 0 nodes, the learner is alone."""
     import ray
 
     # "copied" are the rows that the porter put into Ray's store, "fetched" those that all nodes fetched

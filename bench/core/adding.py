@@ -1,4 +1,4 @@
-"""The replay's rows that add: one, 64 to a lane, and one to each of 64 lanes, in rings that were filled once before."""
+"""Rows of the table that add to a full replay: one transition, 64 to a lane, or one to each of 64 lanes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Every row's work, by marlcore, by a locked ring, by memcpy, and by other libraries that are installed."""
+"""The work of each row of the table, by marlcore, a locked ring, memcpy, and other libraries that are installed."""
 
 from typing import Any
 

@@ -60,7 +60,7 @@ def _writing(shared: Any, obs: NDArray[Any], adds: int, pause: float) -> Iterato
 
 
 def _serve(shared: Any, obs: NDArray[Any], adds: int, pause: float, pipe: Connection) -> None:
-    """The writing process: adds rows from one word to the next, `adds` between looks; None ends it."""
+    """The writing process: adds rows from one message to the next, `adds` before each look for it; None ends it."""
     with nullcontext(shared) if isinstance(shared, LockedRing) else shared.writer() as writer:
         add = partial(writer.add, obs, 1, 0.5, False)
         add()
@@ -126,7 +126,7 @@ SAVED = {"marlcore": _saved_replay, "pickle": _pickled_ring}
 
 
 def measure_saves(library: str, rows: int, rounds: int) -> dict[str, float]:
-    """A library's medians with a replay of `rows` frames; the longest add is taken beside the save and beside none."""
+    """A library's medians with a replay of `rows` frames; the longest add is measured during a save and without one."""
     with (
         tempfile.TemporaryDirectory() as folder,
         SAVED[library](rows) as (shared, save, load),

@@ -1,7 +1,7 @@
 """Transitions from one writing process to one reader, in order: by marlcore and by multiprocessing.Queue.
 
-The writer writes flat out. The reader is timed, from full pipes on, so that the slower side decides. Episodes and
-batches have 128 steps; step t's action is t, and its obs is the one of its place in every episode.
+The writer writes flat out. The reader is timed, from full pipes on, so the slower side decides. Episodes and batches
+have 128 steps; step t's action is t, and its obs depends on its place in the episode alone.
 """
 
 import time
@@ -27,7 +27,7 @@ Steps = Callable[[NDArray[Any]], Iterator[tuple[Any, ...]]]
 
 
 def _reads(scale: Scale) -> int:
-    """Batches that a run reads, and that may be under way."""
+    """The number of batches that a run reads, and that may be under way."""
     return min(READS, scale.frames // 512)
 
 
@@ -57,7 +57,7 @@ def _collected(obs: NDArray[Any]) -> Iterator[Fields]:
 
 
 def _write(queue: Any, obs: NDArray[Any], steps: Steps, method: str) -> None:
-    """Writes, in a process of its own: to marlcore's queue by its writer's method, to another one by put."""
+    """Writes, in a process of its own: to marlcore's queue by its writer's method, to another queue by put."""
     if method == "put":
         for step in steps(obs):
             queue.put(step)

@@ -39,7 +39,7 @@ def _compiled(pieces: Pieces) -> Any:
 
 
 def random_copies(rows: int, row_nbytes: int, pieces: Pieces, batch: int) -> Work:
-    """Each run copies the pieces (offset, size), counted from a row's begin, of `batch` random rows of a ring."""
+    """Each run copies pieces (offset from a row's begin, size) of `batch` random rows of a ring."""
     module = _compiled(pieces)
     pointer = module.ffi.from_buffer
     reach, nbytes = max(map(sum, pieces)), sum(size for _, size in pieces)

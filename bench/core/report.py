@@ -69,7 +69,7 @@ def comparison(results: list[Result], stored: dict[str, dict[str, list[float]]])
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--compare", action="store_true", help="compare with those kept of this machine")
+    parser.add_argument("--compare", action="store_true", help="compare with the times stored for this machine")
     add_output(parser, "keep the figures as this machine's, in docs/figures, and draw docs/speed.png", idle=True)
 
 

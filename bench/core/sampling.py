@@ -1,4 +1,4 @@
-"""The replay's rows that sample: uniformly, and in proportion to priorities, which each batch is given anew.
+"""Rows of the table that sample from a replay: uniformly, or in proportion to priorities, renewed after each batch.
 
 cpprb has a buffer for several processes, and one without lock and shared memory for a single process, as rlox and
 Stable-Baselines3 have. TorchRL's prioritized one is left out: its extension does not load beside the pinned torch.
@@ -94,7 +94,7 @@ def _memcpy(scale: Scale, obs: NDArray[Any]) -> Work:
 
 
 def _floor(scale: Scale, obs: NDArray[Any]) -> Work:
-    """The batch's bytes from as many random rows as it has; each frame once."""
+    """The batch's bytes from as many random rows as the batch has; each frame once."""
     if obs is FRAME:
         return random_copies(scale.frames, obs.nbytes, ((0, obs.nbytes * (STACK + 1) + SCALARS_NBYTES),), BATCH)
     return random_copies(scale.vectors, STORED_NBYTES, STORED, BATCH)

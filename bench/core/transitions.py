@@ -1,4 +1,4 @@
-"""The data of the replay's rows: transitions of a few floats, and of frames; and how a result is checked.
+"""The data of the table's rows on replays: transitions of a few floats, and of frames; and how a result is checked.
 
 Row t of a ring to sample from holds t + VECTOR, or a frame of the shade t mod SHADES; its action is t.
 """

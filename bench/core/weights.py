@@ -1,4 +1,4 @@
-"""The weights' rows: publish and pull of a small and of a large network."""
+"""Rows of the table on weights: publish and pull of a small and of a large network."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,7 +48,7 @@ def large() -> nn.Module:
 
 
 def finished(call: Callable[[], Any]) -> Any:
-    """The call's result, when a GPU has done all that it asked for."""
+    """The call's result, when a GPU has done all that the call asked for."""
     result = call()
     torch.cuda.synchronize()
     return result
@@ -87,7 +87,7 @@ def by_locks(_: Scale, make_model: MakeModel, pulling: bool, device: str = "cpu"
 
 
 def _memcpy(_: Scale, make_model: MakeModel, pulling: bool) -> Work:
-    """The weights' bytes into two shared slots by turns, or out of the one that was just written."""
+    """The weights' bytes into two shared slots by turns, or out of the slot that was just written."""
     size = sum(tensor.nbytes for tensor in make_model().state_dict().values())
     private, local = memoryview(bytearray(size)), memoryview(bytearray(size))
     slots = shared_bytes(size), shared_bytes(size)

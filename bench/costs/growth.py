@@ -1,6 +1,6 @@
 """How costs grow: `python -m bench growth`.
 
-Calls with lanes and with rows, in CPU time; runs whose actors act alone, with copies of the environment and with
+Calls by numbers of lanes and of rows, in CPU time; runs that only act, by numbers of environment copies and of
 agents: steps in a second of the actor's CPU time, and the CPU time of all processes until the first step.
 `--store` renews the figures and the picture of docs/. `--agents` measures runs of up to 1,000 agents instead.
 """
@@ -66,7 +66,7 @@ def _add(replay: mc.ReplayBuffer, writers: list[Writer]) -> Work:
 
 
 def _catch_up(replay: mc.ReplayBuffer, writers: list[Writer]) -> Work:
-    """A prioritized sampler looks at what was written since; drawing one row is what else `can_sample` does."""
+    """A prioritized sampler takes in the rows that were written since; besides, `can_sample` draws one row."""
     sampler = replay.sampler(BATCH, seed=0, prioritized=mc.Prioritized())
     count = NEW_ROWS // len(writers)
     rows = {"obs": np.tile(VECTOR, (count, 1)), "action": np.ones(count, np.int64), "reward": np.zeros(count)}
@@ -193,7 +193,7 @@ def draw(path: Path, figures: Mapping[str, Any]) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: noisier figures")
-    parser.add_argument("--agents", action="store_true", help="measure runs of many agents in few processes alone")
+    parser.add_argument("--agents", action="store_true", help="measure only runs of many agents in few processes")
     add_output(parser, "renew docs/figures/growth.json and docs/growth.png, or growth-agents.json")
 
 

@@ -1,4 +1,4 @@
-"""Instructions of the hot calls beside stored counts, which no other program changes: `python -m bench instructions`.
+"""Instructions of the hot calls, which no other program changes, beside stored counts: `python -m bench instructions`.
 
 A traced process makes each call once. Only marlcore's own instructions are counted: the C core, built by the flags it
 ships with, and the sampling kernels, compiled for a generic processor. Counts belong to a compiler's version: without

@@ -2,7 +2,7 @@
 
 Prints microseconds of the clock: the 15th percentile of short turns, which few other programs interrupt. A call's
 time at 10^4 rows is what it takes without cache misses; the rest is how it grows. Replays of more than 10^7 rows lie
-in FILE, 40 bytes a row, and the memory must hold them twice.
+in FILE, 40 bytes a row, and the memory must hold the file twice.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def measure(sizes: list[int], path: Path | None) -> dict[str, list[float]]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--path", type=Path, help="a file that does not exist, for replays of more than 10^7 rows")
-    parser.add_argument("--powers", type=int, nargs="+", default=[4, 6, 7, 8], help="of ten: rows; the least first")
+    parser.add_argument("--powers", type=int, nargs="+", default=[4, 6, 7, 8], help="rows, as ascending powers of ten")
 
 
 def main(options: argparse.Namespace) -> None:

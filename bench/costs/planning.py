@@ -100,7 +100,7 @@ def measure(states: int, cost: float, workers: Sequence[int], rounds: int) -> li
 
 
 def plan_alone(states: int, goals: int) -> dict[str, float]:
-    """The peak memory of this process, which builds a graph alone and plans on it, in bytes, and its seconds."""
+    """Only builds a graph and plans on it; returns the peak memory of this process in bytes, and the seconds."""
     began = perf_counter()
     predicates = [lambda state, i=i: state[1] % 97 == i for i in range(goals)]
     with build_graph(Mesh(states), workers=1, progress=False) as graph:

@@ -64,7 +64,7 @@ def settled(samples: list[Sample]) -> list[Sample]:
 
 
 def growth(samples: list[Sample]) -> dict[str, list[float]]:
-    """By process that lived after the warm-up: [resident MB, anonymous MB, descriptors], last tenth less first."""
+    """By process that lived after the warm-up: [resident MB, anonymous MB, descriptors], last tenth minus first."""
     grown, samples = {}, settled(samples)
     part = max(1, len(samples) // 10)
     for name, process in samples[0].processes.items():

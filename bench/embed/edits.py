@@ -8,7 +8,7 @@ from textwrap import dedent, indent
 
 @dataclass(frozen=True)
 class Edit:
-    """Our lines for theirs: from the one place that `at` matches to before the next one that `until` matches.
+    """Our lines for theirs: from the one place that `at` matches to just before the next that `until` matches.
 
     Both are regular expressions, which match from a line's first word on. Our lines get the indentation of the place.
     Without `until` they replace what `at` matches and the rest of its line; `until=at` inserts before it.

@@ -204,7 +204,7 @@ def pfrl(module: Any, ours: bool) -> Side:
 
 
 def epymarl(module: Any, ours: bool) -> Side:
-    """Each row is added when its episode ends: with all others of it, as a runner does."""
+    """Each row is added when its episode ends, with all other rows of the episode, as a runner does."""
     from components.episode_buffer import EpisodeBatch
     from components.transforms import OneHot
 

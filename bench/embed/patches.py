@@ -23,7 +23,7 @@ class Patch:
 
 
 def recipe(library: str, begin: str, end: str) -> str:
-    """A recipe of docs/drop-ins.md from one line to before another."""
+    """A recipe of docs/drop-ins.md, from the line `begin` up to, but without, the line `end`."""
     (code,) = [each.code for each in programs_of(ROOT / "docs" / "drop-ins.md") if library in each.code]
     found = re.search(rf"^{begin}.*?(?=^{end}|\Z)", code, re.DOTALL | re.MULTILINE)
     assert found, f"docs/drop-ins.md has no recipe with {library}"

@@ -10,7 +10,7 @@ STORED = FOLDER / "long.json"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", choices=list(load(STORED.stem)), metavar="NAME", help="of a cell of the page")
+    parser.add_argument("name", choices=list(load(STORED.stem)), metavar="NAME", help="name of a cell of the page")
     parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="COMMAND")
 
 

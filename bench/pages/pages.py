@@ -245,7 +245,7 @@ RENDERERS: dict[str, Callable[[str], str]] = {each.__name__: each for each in BY
 
 
 def filled(text: str, renderers: Mapping[str, Callable[[str], str]] = RENDERERS) -> str:
-    """The page with every region as its renderer gives it; one within a line stays so, as in a table's cell."""
+    """The page with every region as its renderer gives it; a region within a line, such as a table's cell, stays so."""
 
     def fill(region: re.Match[str]) -> str:
         begin, renderer, argument, newline, end = region.groups()

@@ -1,4 +1,4 @@
-"""cpprb's buffers, or any of their interface: the transitions of LockedRing, with next_obs stored beside obs."""
+"""cpprb's buffers, or any with their interface; they hold LockedRing's transitions, with next_obs beside obs."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
 """Peers in environments of their own: `python -m bench install NAME`; `--help` lists the names.
 
-BenchMARL and Sample Factory need older packages. sorrel 1.6.0 (6 GB) and LeRobot need Python 3.12, Tianshou 3.11, and
-these three the packages of marlcore[train]; they find this checkout's marlcore by PYTHONPATH. `embed` has the codebases
-of `python -m bench embed` but LeRobot, with CleanRL's Gymnasium.
+BenchMARL and Sample Factory need older packages. sorrel 1.6.0 (6 GB) and LeRobot need Python 3.12, Tianshou needs 3.11.
+These three also need the packages of marlcore[train], and find this checkout's marlcore by PYTHONPATH. `embed` has the
+codebases of `python -m bench embed` except LeRobot, with CleanRL's Gymnasium.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Buffers of one process. Each library gives what makes a call that adds, what draws, and the fields of a batch."""
+"""Buffers of one process. Each library gives functions that make an adding call, draw, and get a batch's fields."""
 
 from collections.abc import Callable
 from functools import partial

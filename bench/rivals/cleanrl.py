@@ -1,4 +1,4 @@
-"""CleanRL's own ppo.py or dqn.py, from a checkout named by MARLCORE_BENCH_SOURCES; its log is what tells.
+"""CleanRL's own ppo.py or dqn.py, from a checkout named by MARLCORE_BENCH_SOURCES; its log tells the steps.
 
 DQN has CleanRL's layers, 120 and 84 units, and one copy.
 """

@@ -1,6 +1,6 @@
 """Asynchronous DQN in two common designs: `multiprocessing.Queue`, or shared arrays behind an `mp.Lock` each.
 
-An actor process steps a treasure hunt. A learner process an agent trains a model in shared memory, which actors copy.
+An actor process steps a treasure hunt. Per agent, a learner process trains a model in shared memory; actors copy it.
 """
 
 import copy
@@ -26,7 +26,7 @@ NAP_S = 0.001  # of a side that waits for the other
 
 
 class Pickles:
-    """The actor pickles each transition; the learner owns its ring. The queue holds what a learner may be behind."""
+    """The actor pickles each transition; the learner owns its ring. The queue is as long as a learner may be behind."""
 
     def __init__(self, context: Any, setting: Setting, shape: tuple[int, ...]) -> None:
         self.setting, self.shape = setting, shape
@@ -50,7 +50,7 @@ class Pickles:
 
 
 class SharedArrays:
-    """The actor adds to shared tensors under their lock, and a learner samples under it; too far ahead, it waits."""
+    """The actor adds to shared tensors under a lock, a learner samples under it; an actor too far ahead waits."""
 
     def __init__(self, context: Any, setting: Setting, shape: tuple[int, ...]) -> None:
         self.setting = setting

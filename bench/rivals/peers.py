@@ -119,7 +119,7 @@ def adopt() -> None:
 def measure(side: Side, setting: Setting, cores: int, sources: Path, seconds: float) -> dict[str, Any]:
     """A side's rates between its two marks, and its processes with the cores that each of them used.
 
-    Its process must have no other children; they would be counted, and ended.
+    The process that calls this must have no other children; they would be counted, and ended.
     """
     adopt()
     python = side.environment.python if side.environment else sys.executable

@@ -1,4 +1,4 @@
-"""RLlib's APPO or PPO, with an environment runner for each actor, or its only one within the learner's process."""
+"""RLlib's APPO or PPO, with an environment runner for each actor, or with one runner within the learner's process."""
 
 from contextlib import ExitStack
 

@@ -1,7 +1,7 @@
 """A side of `python -m bench peers`, in a process of its own: MODULE SETTING FORM CORES WARM_S SECONDS.
 
-`train(setting, tell, form)` of the module trains, and calls `tell` with its steps and updates so far, until that says
-no. Two lines begin with MARK, at the begin and at the end of the measured time.
+`train(setting, tell, form)` of the module trains, and calls `tell` with its steps and updates so far, until that
+returns False. Two lines begin with MARK, at the begin and at the end of the measured time.
 """
 
 import json
@@ -18,7 +18,7 @@ Tell = Callable[[float, float], bool]
 
 
 class Marks:
-    """Takes steps and updates so far; False from the second mark on.
+    """Takes steps and updates so far; returns False from the second mark on.
 
     The time begins `warm_s` after the first update, or the first step of a side without updates.
     """

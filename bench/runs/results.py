@@ -78,13 +78,13 @@ def play_randomly(env_fn: Any, steps: int = 20_000) -> float:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--task", action="append", choices=list(TASKS), help="of these alone")
+    parser.add_argument("--task", action="append", choices=list(TASKS), help="run only this task")
     parser.add_argument("--seeds", default="0,1,2,3,4", help="with commas between")
     parser.add_argument("--mode", default="async", choices=["async", "serial"])
     parser.add_argument("--evaluate", action="store_true", help=f"play {EPISODES} greedy episodes after each run")
-    parser.add_argument("--load", type=int, default=0, metavar="N", help="other processes that keep busy meanwhile")
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="of each task's curves, such as docs/results")
-    parser.add_argument("--beside", choices=list(TASKS), help="in the pictures, the curves of this task too")
+    parser.add_argument("--load", type=int, default=0, metavar="N", help="keep N other processes busy meanwhile")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="for each task's curves, such as docs/results")
+    parser.add_argument("--beside", choices=list(TASKS), help="draw the curves of this task in the pictures, too")
     parser.add_argument("--store", action="store_true", help=f"keep the figures in {STORED}, for the pages")
 
 

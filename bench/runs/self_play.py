@@ -1,6 +1,6 @@
 """`python -m bench self_play`: the last policy of a run of self-play against the first of its pool, in 200 games.
 
-Half of the games are played from each side, greedily, those without chance after a few random moves. In "exploring"
+Half of the games are played from each side, greedily; games without chance begin with some random moves. In "exploring"
 games both sides explore as in training: the first member acts at random, the last policy in one move of twenty.
 Tic-tac-toe is also played against a perfect player. `--speed` compares async with serial mode at balanced updates.
 """
@@ -151,7 +151,7 @@ def speed(name: str, mode: Any) -> float:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--task", action="append", choices=list(TASKS), help="of these alone")
+    parser.add_argument("--task", action="append", choices=list(TASKS), help="run only this task")
     parser.add_argument("--seeds", default="0,1,2", help="with commas between")
     parser.add_argument("--speed", action="store_true", help="compare async with serial mode")
     parser.add_argument("--settings", help="a file of settings to train with, such as one of marlcore/presets")

@@ -1,8 +1,8 @@
 """`python -m bench sorrel`: sorrel's examples, by sorrel's own loop and by run_experiment_mp, at equal updates.
 
 For each seed both sides run one after the other, in the environment that `python -m bench install sorrel` makes. The
-rate is agent-steps by the seconds from the first turn, seen to 50 ms, to the end of the call. The last column has the
-seconds before it, and the last line the ratio of the medians without and with them.
+rate is agent-steps divided by the seconds from the first turn, known to 50 ms, to the end of the call. The last column
+has the seconds before the first turn, and the last line the ratio of the medians without and with these seconds.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=int, default=50)
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--seeds", default="0,1,2", help="with commas between")
-    parser.add_argument("--options", default="{}", help="of run_experiment_mp, as JSON")
+    parser.add_argument("--options", default="{}", help="options of run_experiment_mp, as JSON")
 
 
 def main(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""The tasks of `python -m bench results`: what is trained, on what, with which settings. Those of some are presets."""
+"""The tasks of `python -m bench results`: what is trained, on what, with which settings, some from presets."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -17,7 +17,7 @@ from marlcore.record import read_metrics
 
 @contextmanager
 def endless(env: Any, algorithm: Any, config: mc.Config) -> Iterator[mc.Run]:
-    """A run that goes on until the block ends, in a directory that it leaves nothing of."""
+    """A run that goes on until the block ends, in a directory that is then removed."""
     with tempfile.TemporaryDirectory() as folder:
         config = replace(config, total_steps=10**9, run_dir=str(Path(folder) / "run"))
         with mc.start(env, algorithm, config) as run:
@@ -25,7 +25,7 @@ def endless(env: Any, algorithm: Any, config: mc.Config) -> Iterator[mc.Run]:
 
 
 def run(env: Any, algorithm: Any, config: mc.Config) -> tuple[mc.Result, list[Any]]:
-    """A run in a directory that it leaves nothing of; its result, and its metrics."""
+    """A run in a directory that is then removed; returns its result, and its metrics."""
     with tempfile.TemporaryDirectory() as folder:
         result = mc.train(env, algorithm, replace(config, run_dir=str(Path(folder) / "run")), progress=False)
         return result, read_metrics(result.run_dir / "metrics.csv")

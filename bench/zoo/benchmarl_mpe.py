@@ -33,7 +33,7 @@ class Returns(Callback):  # type: ignore[misc]
 
 
 class TimedExperiment(Experiment):  # type: ignore[misc]
-    """Evaluates after its steps alone, and counts what that takes."""
+    """Evaluates only after its last step, and measures the time of that."""
 
     evaluating = evaluating_cpu = 0.0
 

@@ -53,7 +53,7 @@ def interquartile_mean(scores: Sequence[float]) -> tuple[float, float, float]:
 
 
 def write(figures: Mapping[str, Any], defaults: Mapping[str, Any], benchmarl: Mapping[str, Any]) -> None:
-    """Writes what of the page comes from figures, between its marks, and the pictures."""
+    """Writes the parts of the page that come from figures, between its marks, and the pictures."""
     table = markdown(COLUMNS, (row_of(name, figures.get(name)) for name in preset_names()))
     image = "![Return over the steps of each preset's runs: means, and lowest to highest](zoo/curves.png)"
     text = "\n".join([table, conditions(figures), "", image, ""])

@@ -2,8 +2,8 @@
 
 After a run, its last and its best weights play 100 greedy episodes. A seed that is trained again replaces its stored
 run; a preset whose settings have changed loses its earlier runs. `--page` writes docs/zoo.md without training.
-`--changes '{"tau": 0.005}'` leaves out a preset's settings of the algorithm: it has its defaults, except these. Such a
-run's score is stored in docs/zoo/defaults.json: 0 is random play, and 1 what RL Zoo reports, or else the zoo's own row.
+`--changes '{"tau": 0.005}'` leaves out a preset's settings of the algorithm, which then has its defaults with these
+changes. Such a run's score is in docs/zoo/defaults.json: 0 is random play, 1 what RL Zoo reports, else the zoo's row.
 """
 
 import argparse
@@ -124,7 +124,7 @@ def compare_with_defaults(preset: str, changes: Mapping[str, Any], seeds: list[i
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=preset_names(), metavar="PRESET", help="by default all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--changes", type=json.loads, metavar="JSON", help="of the algorithm's defaults")
+    parser.add_argument("--changes", type=json.loads, metavar="JSON", help="changes of the algorithm's defaults")
     parser.add_argument("--page", action="store_true", help="write docs/zoo.md, and train nothing")
 
 
