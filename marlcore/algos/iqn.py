@@ -78,7 +78,7 @@ class IQNNetwork(QNetwork):
         """Returns the quantiles [B, N, actions] at the fractions `taus`, [B, N] or [1, N].
 
         Without `taus`, returns the mean [B, actions] of n_policy quantiles, at the midpoints of equal strips of [0, 1].
-        These midpoints approximate the mean best (Dabney et al. 2018, arXiv:1710.10044, Lemma 2); IQN's paper draws
+        Midpoints approximate a distribution best (Dabney et al. 2018, arXiv:1710.10044, Lemma 2); IQN's paper draws
         fractions (section 3). The embedding of a fraction multiplies the observation's features (equation 4).
         """
         fractions = self.midpoints if taus is None else taus

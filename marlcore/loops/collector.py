@@ -155,4 +155,4 @@ def part_of_tag(tag: Any, names: list[str]) -> int:
     for name in (tag, tag.partition(":")[0]) if isinstance(tag, str) else ():
         if name in names:
             return names.index(name)
-    raise ValueError(f"tag: expected one of {names}, as replay.mixture has them, got {tag!r}")
+    raise ValueError(f"tag: expected one of replay.mixture's names {names}, got {tag!r}")
