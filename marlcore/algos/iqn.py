@@ -99,8 +99,8 @@ class IQNTrainer(QTrainer):
     def step(self, batch: Any) -> Update:
         """Makes one step on a batch of B transitions (Dabney et al. 2018, equation 3); `weight` weighs the rows.
 
-        A row's priority is its loss without `weight`. Rainbow also takes the loss as priority, for another
-        distribution of returns (Hessel et al. 2018, arXiv:1710.02298, "The integrated agent").
+        A row's priority is its loss without `weight`. Rainbow also takes its loss as priority; it models
+        returns by another distribution (Hessel et al. 2018, arXiv:1710.02298, "The integrated agent").
         """
         taus = self._fractions(len(batch.action), self.hyper.n_tau)
         action = self.network.actions.encode(batch.action)

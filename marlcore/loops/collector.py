@@ -146,7 +146,7 @@ def route(collectors: Mapping[str, Collector], names: list[str], turn: Turn) -> 
 
 
 def part_of_tag(tag: Any, names: list[str]) -> int:
-    """Returns the index in `names` of a tag such as "anchor:weak" or, if `names` lacks it, of "anchor".
+    """Returns the index in `names` of a tag such as "anchor:weak" or, if it is not in `names`, of "anchor".
 
     If `names` is empty, the replay has one part, and the index is 0. Raises ValueError if `names` lacks both.
     """

@@ -43,7 +43,7 @@ class Normalizer(RunningMoments):
         return bool(self._parts) and bool(self.count)
 
     def normalized(self, obs: Any) -> Any:
-        """Does `forward` for observations that may lack parts."""
+        """Normalizes observations, which may lack parts, as `forward` does."""
         values = by_name(obs)
         for name in values.keys() & self._parts:
             values[name] = self.normalized_part(name, values[name], LIMIT)
@@ -54,7 +54,7 @@ class RewardNormalizer(RunningMoments):
     """Divides rewards by the standard deviation of the discounted return, as VecNormalize of Stable-Baselines3 does.
 
     A row stores the raw reward and the discounted return of its episode so far. The learner scales rewards when it
-    samples them. So only the learner updates the statistics, and old rows are scaled by the current ones, too.
+    samples them. So only the learner updates the statistics, and its current statistics scale old rows, too.
     """
 
     def __init__(self) -> None:

@@ -58,7 +58,7 @@ class NoisyPolicy(Windowed, ActorCriticHyperparameters):
     """
 
     n_step: AtLeast1 = 1
-    """Rewards in each return with memory, at least 1, in place of `learner.n_step`; returns end with their window."""
+    """With memory: rewards in each return, at least 1, in place of `learner.n_step`; returns end with their window."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """Returns a row's fields; see `Windowed.transition`. Raises ValueError as BoxActions does."""
