@@ -95,7 +95,7 @@ def shortened(batch: Any, burn_in: int) -> tuple[SimpleNamespace, tuple[Any, Sta
 
 
 def n_step_returns(batch: Any, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the parts of n-step returns within windows, with fewer steps where the episode or window ends earlier.
+    """Computes n-step returns within windows, as three parts; returns are shorter where the episode or window ends.
 
     Returns: the discounted sums of rewards [B, T]; the discounts [B, T] of the value that follows; and that value's
         place, int64 [B, T], among the T + 1 observations of the window and after it.

@@ -133,7 +133,7 @@ def _first_of(errors: list[Exception]) -> Iterator[None]:
 
 
 class Fields:
-    """Holds copies of a batch's tensors, attributes of `batch`; `load` overwrites them with another batch's tensors."""
+    """Keeps a copy of a batch's tensors in `batch`; `load` overwrites the copy with another batch's tensors."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         tensors, form = tree_flatten(dict(fields))
