@@ -11,7 +11,7 @@
  *   +-----------+----------+---------+    +-------+-------+-----+---------------+
  *   written only by the lane's writer     written only by the lane's writer
  *
- *   event, one 128-byte line: readers wait for rows on one of the segment, writers for room on another
+ *   event, one 128-byte line: readers wait for rows on one event, writers wait for room on another
  *   +--------+-------+---------+   wanted: how much must come before waiters are woken; waiters lower it to
  *   | wanted | event | padding |   their amount, writers by the amount they deliver; 0 without waiters
  *   +--------+-------+---------+   event: the writer that brings wanted to 0 adds 1
@@ -42,8 +42,8 @@ struct mc_lane {       /* private to a process: the lane's mapping */
     struct mc_column column[MC_MAX_COLUMNS];
 };
 
-/* The words of `promised`, both on disk: tickets below the one may be overwritten, rows below the other are
- * whole. */
+/* The words of `promised`, both on disk: tickets below the first may be overwritten, rows below the second
+ * are whole. */
 enum { MC_PROMISED, MC_WATERMARK };
 
 /* The holder of the lane's lock. 0, or -EUCLEAN if the counters contradict each other. */

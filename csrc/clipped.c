@@ -1,4 +1,4 @@
-/* PPO's objective. A row's log-probability and entropy come with their slopes by the policy's outputs. */
+/* PPO's objective: each row's log-probability and entropy, and their slopes by the policy's outputs. */
 #include <math.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* Fully connected networks of float32: products in blocks of registers, one text for all processors.
+/* Fully connected networks of float32: products in blocks of registers, one source for all processors.
  *
  * A matrix's rows reach to a multiple of MC_PAD floats, so that whole vectors are read and written; what lies
  * beyond its columns is never used for a result. A sum's terms are added in one order, so a row's result

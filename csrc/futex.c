@@ -1,5 +1,5 @@
 /* Sleeping until writers have committed enough. A waiter announces its amount before each sleep. Each writer
- * subtracts the amount it delivers, and the writer that brings it to 0 makes the waking system call.
+ * subtracts what it delivers, and the writer that brings the amount to 0 makes the waking system call.
  *
  * That call ends the announcement, so a waiter killed in its sleep costs the writers one system call, not one
  * per commit. */

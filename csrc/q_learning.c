@@ -1,4 +1,4 @@
-/* Updates of DQN, CQL and IQN; algos/bases/q_learning.py, algos/cql.py and algos/iqn.py are their text. */
+/* Updates of DQN, CQL and IQN; algos/bases/q_learning.py, cql.py and iqn.py do the same in torch. */
 #include <errno.h>
 #include <math.h>
 #include <stddef.h>

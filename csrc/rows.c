@@ -1,7 +1,7 @@
 /* Rows on their way between the lanes of two segments: read as spans into a message, appended from there.
  *
- *   a span in a message, each column padded to 8 bytes; of a column at intervals, the entries of its rows in
- *   order, with room for the most that so many rows can have:
+ *   a span in a message, each column padded to 8 bytes; a column at intervals has its rows' entries in order,
+ *   and room for the most entries that so many rows can have:
  *   +--------------+---------------+-----+--------------------+
  *   | rows' records| rows' column 1| ... | entries of column k|
  *   +--------------+---------------+-----+--------------------+

@@ -1,4 +1,4 @@
-/* Rows of several lanes, at most one a lane: all of them are checked before the first is written. */
+/* Rows of several lanes, at most one row per lane: all are checked before the first is written. */
 #include <errno.h>
 
 #include "core.h"

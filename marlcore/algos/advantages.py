@@ -73,7 +73,7 @@ def following_values(batch: Any, value: Floats, of_next: Callable[[NDArray[np.in
 
 
 def standardized(values: Floats) -> Floats:
-    """Subtracts the mean of values [B], and divides by their standard deviation; a single value stays as it is."""
+    """Subtracts the mean of values [B], and divides by their standard deviation; a single value stays unchanged."""
     if len(values) < 2:
         return values
     mean, variance = policies.moments(values)
@@ -106,7 +106,7 @@ class ValueNormalizer:
             self.deviation = max(second / weight - self._mean**2, LEAST**2) ** 0.5
 
     def normalized(self, value: Any) -> Any:
-        """Converts values from units of the rewards to those of the critic."""
+        """Converts values from units of the rewards to the critic's units."""
         return (value - self._mean) / self.deviation
 
     def denormalized(self, value: Any) -> Any:

@@ -21,7 +21,7 @@ class CQL(FeedforwardQLearning):
 
     alpha: Annotated[float, Number(0)] = 1.0
     """Weight of the penalty beside the loss of DQN, at least 0, usually 0.1 to 5; take a larger weight if
-    the data cover less."""
+    the data cover fewer actions."""
 
     def make_trainer(self, model: Any) -> "CQLTrainer":
         return CQLTrainer(self, model)

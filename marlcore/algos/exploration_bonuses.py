@@ -159,7 +159,7 @@ class RNDBonus(nn.Module):
     """
 
     def __init__(self, shape: tuple[int, ...], network: Callable[[], nn.Module] | None = None) -> None:
-        """Makes both networks by `network()`: they map float32 [B, *shape] to [B, n]; by default, by two layers."""
+        """Makes both networks by `network()`: they map float32 [B, *shape] to [B, n]; the default has two layers."""
         super().__init__()
         if not shape:
             raise ValueError("RNDBonus shape: expected at least one dimension, got ()")

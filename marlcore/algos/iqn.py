@@ -78,7 +78,7 @@ class IQNNetwork(QNetwork):
         """Returns the quantiles [B, N, actions] at the fractions `taus`, [B, N] or [1, N].
 
         Without `taus`, returns the mean [B, actions] of n_policy quantiles, at the midpoints of equal strips of [0, 1].
-        These midpoints approximate the mean best (Dabney et al. 2018, arXiv:1710.10044, Lemma 2); IQN's paper draws
+        Midpoints approximate a distribution best (Dabney et al. 2018, arXiv:1710.10044, Lemma 2); IQN's paper draws
         fractions (section 3). The embedding of a fraction multiplies the observation's features (equation 4).
         """
         fractions = self.midpoints if taus is None else taus
@@ -99,8 +99,8 @@ class IQNTrainer(QTrainer):
     def step(self, batch: Any) -> Update:
         """Makes one step on a batch of B transitions (Dabney et al. 2018, equation 3); `weight` weighs the rows.
 
-        A row's priority is its loss without `weight`. Rainbow also takes the loss as priority, for another
-        distribution of returns (Hessel et al. 2018, arXiv:1710.02298, "The integrated agent").
+        A row's priority is its loss without `weight`. Rainbow also takes its loss as priority; it models
+        returns by another distribution (Hessel et al. 2018, arXiv:1710.02298, "The integrated agent").
         """
         taus = self._fractions(len(batch.action), self.hyper.n_tau)
         action = self.network.actions.encode(batch.action)

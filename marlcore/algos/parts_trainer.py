@@ -42,17 +42,17 @@ class Part(Declared):
 
 
 class PartsTrainer:
-    """Trains the parts whose stage has begun, in their order, so that each loss sees the earlier parts updated.
+    """Trains the parts whose stage has begun, in their order, so each loss sees the earlier parts updated.
 
     Metrics are loss, which is the sum of the losses, and for each part loss_<part> and grad_norm_<part>. The trainer's
-    state is that of the optimizers and of `kept`, further objects with a state_dict, such as target networks.
+    state is that of the optimizers and of the objects `kept`, such as target networks, which have a state_dict.
 
     Raises: ValueError: no part begins in stage 0.
     """
 
     def __init__(self, parts: Mapping[str, Part], **kept: Any) -> None:
         if all(part.stage for part in parts.values()):
-            raise ValueError(f"parts: expected at least one of stage 0, got {[*parts]}")
+            raise ValueError(f"parts: expected a part with stage 0, got only later parts {[*parts]}")
         self.parts = dict(parts)
         self._stateful = {name: part.optimizer for name, part in parts.items()} | kept
 

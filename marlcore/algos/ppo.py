@@ -32,7 +32,7 @@ class PPO(ClippedPolicy):
 
 @dataclass(frozen=True)
 class MAPPO(PPO):
-    """Hyperparameters of MAPPO: those of PPO. Its critic sees the agent's observation and the joint one.
+    """Hyperparameters of MAPPO: those of PPO. Its critic sees the agent's and the joint observation.
 
     Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games" (arXiv:2103.01955).
     MAPPO needs PettingZoo's Parallel environments; agents of one kind learn faster with one policy (`policies=`).

@@ -1,4 +1,4 @@
-"""QMIX: a network mixes members' values into a team value, which rises with every member's and depends on the state.
+"""QMIX: a network mixes members' values into a team value, which rises with each of them and depends on the state.
 
 Rashid et al. 2018, "QMIX: Monotonic value function factorisation for deep multi-agent reinforcement learning"
 (arXiv:1803.11485).

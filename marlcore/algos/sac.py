@@ -30,9 +30,9 @@ class SAC(NoisyPolicy):
     """Hyperparameters of SAC."""
 
     temperature: Positive = 0.1
-    """The weight of the entropy at first, alpha in the paper, in units of reward_scale times the reward; above 0."""
+    """The initial weight of the entropy, alpha in the paper, in units of reward_scale times the reward; above 0."""
     target_entropy: Annotated[float | None, Number()] = None
-    """The entropy that the temperature holds; None: minus the number of an action's components (appendix D)."""
+    """The entropy that the temperature aims at; None: minus the number of an action's components (appendix D)."""
 
     def make_model(self, spaces: Spaces) -> ActorCritic:
         return continuous_actor_critic(self, spaces, GaussianPolicy)

@@ -1,9 +1,9 @@
 """Twin delayed deep deterministic policy gradient (TD3), for continuous actions.
 
 Fujimoto et al. 2018, "Addressing function approximation error in actor-critic methods" (arXiv:1802.09477).
-A deterministic policy learns to maximize the first critic's value. Both critics learn one target: the reward plus a
-discounted value, the lower of those that the target critics give to the target policy's next action with noise. The
-policy and all target networks move only at every second update. The update is in bases/actor_critic.py.
+A deterministic policy learns to maximize the first critic's value. Both critics learn one target: the reward plus the
+discounted next value, which is the lower of the two target critics' values of the target policy's action plus noise.
+Policy and target networks move only at every second update. The update is in bases/actor_critic.py.
 """
 
 from dataclasses import dataclass

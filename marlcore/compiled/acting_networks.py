@@ -106,7 +106,7 @@ class MemberNetworks(ActingNetwork):
     """Computes the networks of a team's members; outputs are [k, members, ...].
 
     Args:
-        groups: one for each network: the name of the observation's part that holds the members who share the network,
+        groups: for each network, the name of the observation's part that holds the members who share the network,
             the rows of these members in the part, and the network. Groups are in the order of the members.
         stack: how many observations a stack has; 1: observations are not stacked.
     """

@@ -1,4 +1,4 @@
-"""Chains of fully connected layers, which compute outputs and gradients by weights that the caller owns."""
+"""Chains of fully connected layers, which compute outputs and gradients from weights that the caller owns."""
 
 import os
 from collections.abc import Mapping, Sequence

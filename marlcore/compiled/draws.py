@@ -1,9 +1,9 @@
 """Random choices of actions, given a network's outputs: exploration, and draws from distributions.
 
 All distributions are classes with the same members. A distribution uses the first `outputs` numbers of each row of a
-network's outputs; `extras` are the fields that rows store beside the action. `draw` returns k random actions, `mode`
-the k most probable ones. The argument `mask`, bool [k, outputs], tells which values of each component are allowed;
-`log_std`, float32 [outputs], holds the logarithms of a Box's standard deviations, and is None for other spaces.
+network's outputs; `extras` are the fields that rows store beside the action. `draw` returns a random action for each
+row, `mode` the most probable one. The argument `mask`, bool [k, outputs], tells which values of each component are
+allowed; `log_std`, float32 [outputs], holds the logarithms of a Box's standard deviations, None for other spaces.
 """
 
 import math
@@ -78,7 +78,7 @@ class Choices:
         return (self._action if rows == self._rows else self._action[:rows]).copy()
 
     def values(self, rows: int) -> dict[str, Floats]:
-        """Returns the values of the last choice's actions `taken`, and of the `best` ones; there were `rows` rows."""
+        """Returns the values of the actions `taken` in the last choice, of `rows` rows, and of the `best` actions."""
         return {"taken": self._taken[:rows].copy(), "best": self._best[:rows].copy()}
 
     def _grow(self, rows: int) -> None:
@@ -118,7 +118,7 @@ def put_epsilon(of_rows: NDArray[np.float64], epsilon: Any) -> None:
     try:
         of_rows[:] = epsilon
     except ValueError:
-        raise ValueError(f"epsilon: expected a number or {len(of_rows)} of them, got {len(epsilon)}") from None
+        raise ValueError(f"epsilon: expected a number or {len(of_rows)} numbers, got {len(epsilon)}") from None
 
 
 def of_members(epsilon: Any, rows: int, members: int) -> Any:

@@ -70,8 +70,8 @@ def evaluate(
         explore: act as actors do with these weights, instead of greedily.
         policies: replacements, by name of a policy or an agent: a policy of `load_policy`; a script, which is a
             function of an observation, or a class or object with a method `act(obs)` (each environment copy gets its
-            own object); module:name of a script; or the directory of a run, whose last policy of that name or agent
-            acts. A script gets the mask of the allowed actions, if any, as obs["action_mask"] beside
+            own object); module:name of a script; or the directory of a run, whose policy of that name or agent acts by
+            its last checkpoint. A script gets the mask of the allowed actions, if any, as obs["action_mask"] beside
             obs["observation"]; its method `reset()`, if any, is called when an episode begins.
         env_fn: makes the environments, to which the run's teams apply; by default the run's own function.
         trust: also load a directory that another user could have changed.

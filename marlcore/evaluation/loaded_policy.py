@@ -103,7 +103,7 @@ class LoadedPolicy:
         check_finite("reward", rewards)
         if rows != len(self._begins):
             if self._player.remembers and not self._begins.all():
-                raise ValueError(f"obs: expected {len(self._begins)} observations, as since the reset, got {rows}")
+                raise ValueError(f"obs: expected {len(self._begins)} observations until a reset, got {rows}")
             self._player, self._begins = self.player(rows), np.ones(rows, np.bool_)
         self._player.reward(rewards, slice(None))
         chosen = self._player.choose(values, slice(None), self._begins)
@@ -214,8 +214,8 @@ class SavedRun:
             return cls(path, saved["policies"], saved["config"], saved["env_fn"])
         except Exception as error:  # unpickling may raise anything
             if isinstance(error, ImportError) and not (error.name or "marlcore").startswith("marlcore"):
-                where = "load it where that can be imported, such as in the directory from which it was trained"
-                raise ValueError(f"run_dir: {str(run_dir)!r} names other code ({error}): {where}") from None
+                where = "load the run where this import works, such as in the directory where it was trained"
+                raise ValueError(f"run_dir: {str(run_dir)!r} needs code not found here ({error}): {where}") from None
             expected = f"run_dir: expected a run's directory with {PICKLED}"
             pickled = (path / PICKLED).exists()
             inside = [] if pickled else sorted(each.parent.name for each in path.glob("*/config.json"))
@@ -261,7 +261,7 @@ def _check_claimed(policy: AssignedPolicy, config: Config, path: Path) -> None:
     claimed, stored = sum(tensor.nbytes for tensor in tensors), path.stat().st_size
     if claimed > max(_ALWAYS, _CRITICS * stored):
         expected = f"weights_only: expected a network of the size of its checkpoint, {stored:,} bytes"
-        raise ValueError(f"{expected}, got one of {claimed:,} bytes for {str(path)!r}")
+        raise ValueError(f"{expected}, got a network of {claimed:,} bytes for {str(path)!r}")
 
 
 def _reason(error: Exception) -> str:

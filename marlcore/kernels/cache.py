@@ -42,7 +42,7 @@ def open_directory(machine: str) -> Path | None:
 
 
 def prepare(directory: Path) -> Path:
-    """Makes a missing directory, and returns it. Raises OSError if the disk is full or others could write there."""
+    """Makes a directory if missing; returns it. Raises OSError if the disk is full or others could write there."""
     for path in (*directory.parents[1::-1], directory):
         path.mkdir(0o700, parents=True, exist_ok=True)
         if not _is_private(path):
@@ -89,7 +89,7 @@ def _digest(package: Path) -> str:
 
 
 def _is_private(path: Path) -> bool:
-    """Returns whether the path is a directory, not a link, that belongs to this user and only this user may write."""
+    """Returns whether the path is a directory of this user, not a link, to which no other user may write."""
     with suppress_failed_calls():
         status = path.lstat()
         return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022

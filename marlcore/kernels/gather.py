@@ -72,7 +72,7 @@ def _copy_stack(p, column, to, lane, newest, age, count):
 
 @inlined
 def _gather_stacks(p, column, to, lane, ticket, rows, age, first, following):
-    """Copies a stack for each row: that of the row itself or, if `following`, of its successor."""
+    """Copies a stack for each row: the row's own stack or, if `following`, its successor's."""
     size = p.stack * column.size
     for i in range(rows):
         newest = int64_at(p.successors)[first + i] if following else ticket + i
@@ -82,7 +82,7 @@ def _gather_stacks(p, column, to, lane, ticket, rows, age, first, following):
 
 @inlined
 def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
-    """Copies one slot's frames: a stack for each row, or stack - 1 before the ticket and then one for each row."""
+    """Copies one slot's frames: a stack for each row, or stack - 1 frames before the ticket and one for each row."""
     size, successors, first = column.size, int64_at(p.successors), slot * p.length
     to, then = out + column.out + slot * column.step, out + column.next_out + slot * column.next_step
     if column.next >= OWN_STACKS:
@@ -183,7 +183,7 @@ def take(p, columns, out, lane, ticket, slot):
     """Copies a ticket's transition or sequence into row `slot` of the batch at the address `out`.
 
     The lane's window must include the rows where episodes end. Returns: whether the ticket can be drawn, the lowest
-    ticket read, and the rows taken; see `check`.
+    ticket read, and the number of rows taken; see `check`.
     """
     verdict, age, lowest, rows = check(p, lane, ticket)
     if verdict != SAMPLEABLE:
@@ -301,7 +301,7 @@ def _bring(p, first, count):
     """Prefetches the parts of records that the slots first to count - 1 will read, and notes the slots' rows.
 
     A processor drops prefetches beyond some twenty at a time. It overlaps look-ups of pages only within some hundreds
-    of instructions. The loops that copy run as many for a few rows, so a short loop of its own does the reads.
+    of instructions. The copying loops run that many for a few rows, so a separate short loop does the reads.
     """
     lanes, tickets, own, after = int64_at(p.lane), int64_at(p.ticket), int64_at(p.row), int64_at(p.after)
     records, stride = p.records, p.record_stride
@@ -321,7 +321,7 @@ def _bring(p, first, count):
 
 @inlined
 def take_chosen(p, columns, out, rows, first, count):
-    """Copies the chosen tickets of slots [first, count) that can be drawn; returns the number of filled slots.
+    """Copies the tickets chosen for slots [first, count), if they can be drawn; returns the number of filled slots.
 
     If a ticket cannot be drawn, the next ticket takes its slot. Slot i fills output row rows[i].
     """

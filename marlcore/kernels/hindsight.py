@@ -19,7 +19,7 @@ HINDSIGHT = record("""
 
 @inlined
 def _follows(p, lane, ticket, later):
-    """Returns whether `later` is in the same episode, all rows of which have the same ticket - age."""
+    """Returns whether `later` is in the ticket's episode: all rows of an episode have the same `ticket - age`."""
     return age_of(place_of(p, lane, later)) - later == age_of(place_of(p, lane, ticket)) - ticket
 
 
@@ -28,8 +28,8 @@ def _find_last(p, h, count):
     """Narrows [last, end) of each slot until `last` is the last row of the slot's episode in the window.
 
     The search goes in doubling steps, then by halves. All slots take turns; each prefetches the row of its next turn,
-    so that the cache misses overlap. Rows that a writer overwrites during the search lie above the slot's ticket, which
-    is validated later.
+    so that the cache misses overlap. A writer that overwrites rows during the search has overwritten the slot's lower
+    ticket before, which validation detects.
     """
     lanes, tickets = int64_at(p.lane), int64_at(p.ticket)
     lasts, ends, steps = int64_at(h.last), int64_at(h.end), int64_at(h.step)
@@ -54,7 +54,7 @@ def _find_last(p, h, count):
 
 @inlined
 def _goal(p, h, lane, ticket, last):
-    """Draws the ticket of the row with the new goal; a row's achieved goal results from the action before it."""
+    """Draws the ticket of the row with the new goal; a row's achieved goal results from the previous row's action."""
     generator = uint64_at(p.generator)
     if h.strategy == FUTURE:
         return ticket + 1 + below(generator, last - ticket)

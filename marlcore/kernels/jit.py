@@ -14,7 +14,7 @@ import numpy as np
 from ..notices import say
 from . import cache
 
-FIRST_COMPILATION = "compiling kernels, once a machine: up to half a minute (`marlcore warmup` does it beforehand)"
+FIRST_COMPILATION = "compiling kernels, once per machine: up to half a minute (`marlcore warmup` does it beforehand)"
 
 _announced = False
 
@@ -71,7 +71,7 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a function to a kernel, without Python objects or the GIL and with C's division, cached on disk.
 
     Kernels are not parallel, since Numba's threads do not survive a fork. They do not use Numba's runtime: no
-    kernel allocates, and the runtime's locked reference counts took half of a draw's time.
+    kernel allocates, and the runtime's atomic reference counts took half of a draw's time.
     """
     return Kernel("kernel_of", function)
 

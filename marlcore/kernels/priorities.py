@@ -144,7 +144,7 @@ def _ticket_of(p, leaf):
 
 @inlined
 def _choose(p, q, first, count):
-    """Chooses a ticket for each of the slots [first, count), from as many equal parts of the mass; returns `count`.
+    """Divides the mass into equal parts, and chooses a ticket from each for slots [first, count); returns `count`.
 
     If no row may be drawn twice, it draws each point from the whole mass, drops slots whose rows were chosen before,
     and returns the end of the remaining slots.
@@ -173,8 +173,8 @@ def _choose(p, q, first, count):
 def draw(plan, columns, out, rows, priorities):
     """Draws tickets for the output rows `rows`: one from each of len(rows) equal parts of the mass.
 
-    If no row may be drawn twice, each is drawn from the whole mass, and again until it is new. Call `catch_up` first.
-    Returns: the number of slots filled, less than len(rows) if writers overwrote drawn rows or few new ones are left,
+    If no row may be drawn twice, tickets are drawn from the whole mass, and redrawn until new. Call `catch_up` first.
+    Returns: the number of slots filled: fewer than len(rows) if writers overwrote drawn rows or few new rows are left,
     0 if there is no mass.
     """
     p, q = plan[0], priorities[0]
@@ -224,7 +224,7 @@ def first_bad(priority, limit):
 
 @jit
 def update(plan, priorities, index, priority):
-    """Gives the transitions or sequences `index`, int64 [n], new priorities, float64 [n], finite and at least 0.
+    """Sets the priorities, float64 [n], finite and at least 0, of the transitions or sequences `index`, int64 [n].
 
     Returns: how many priorities were ignored because their rows were overwritten or never drawn.
     """

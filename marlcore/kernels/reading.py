@@ -7,7 +7,7 @@ from .rows import BOUNDARY, NO_ROWS, age_of, find_seams, flags_of, has_end, plac
 
 @jit
 def read(plan, columns, out, rows, index):
-    """Copies those of the transitions or sequences `index`, int64 [n], that can be drawn to the rows rows[0], ....
+    """Copies the transitions or sequences `index`, int64 [n], if they can be drawn, to the rows rows[0], rows[1], ...
 
     Returns: the number of filled slots. An index that cannot be drawn leaves its slot to the next one.
     """
@@ -25,7 +25,7 @@ def read(plan, columns, out, rows, index):
 
 @inlined
 def _first_of(p, lane, last):
-    """Finds the first row of a row's episode, or the lowest row that the window holds of it."""
+    """Finds the first row of a row's episode, or the lowest of the episode's rows in the window."""
     first, lo = last, int64_at(p.lo)[lane]
     age = age_of(place_of(p, lane, first))
     while age > 0 and first > lo:  # several times in an episode that is longer than the largest age
@@ -36,7 +36,7 @@ def _first_of(p, lane, last):
 
 @jit
 def find_episodes(plan, found):
-    """Finds the episodes that the windows hold from their first row to their last, each lane's newest first.
+    """Finds the episodes whose rows are all in the windows, each lane's newest episode first.
 
     Puts the lane, the first ticket and the number of transitions of up to n episodes into `found`, int64 [3, n].
     Returns: the number of episodes, which may be above n.

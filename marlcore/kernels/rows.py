@@ -59,7 +59,7 @@ def age_of(place):
 
 @inlined
 def prefetch_span(at, last):
-    """Prefetches bytes 0 to `last` at an address; of many, only the first lines and the last."""
+    """Prefetches bytes 0 to `last` at an address; of a long span, only the first lines and the last."""
     prefetch(at)
     prefetch(at + min(CACHE_LINE, last))
     prefetch(at + last)
@@ -81,13 +81,13 @@ def find_seams(p):
 
 @inlined
 def is_marked(p, lane, ticket):
-    """Returns whether the row was chosen for this batch before, which then may not draw it again."""
+    """Returns whether the row was already chosen for this batch, which may not draw it again."""
     return p.mark != 0 and uint8_at(p.drawn)[row_of(p, lane, ticket)] == p.mark
 
 
 @inlined
 def mark_new(p, first, count):
-    """Marks the rows of slots [first, count), and drops slots whose rows were marked before; returns the slots' end."""
+    """Marks the rows of slots [first, count); drops slots with rows marked before; returns the remaining slots' end."""
     lanes, tickets, kept = int64_at(p.lane), int64_at(p.ticket), first
     for slot in range(first, count):
         lane, ticket = lanes[slot], tickets[slot]

@@ -125,7 +125,7 @@ def _walk(tree, first, width, targets, nodes, count):
 
 @jit
 def find(tree, offsets, targets, leaves, count):
-    """Finds the leaf in which each of targets[:count], ascending in [0, total), falls; overwrites the targets."""
+    """Finds the leaf of each target in targets[:count], ascending in [0, total); overwrites the targets."""
     level = len(offsets) - 2
     while level > 0 and offsets[level] - offsets[level - 1] <= 2 * count:
         level -= 1

@@ -43,7 +43,7 @@ def draw(plan, columns, out, rows):
 
 @jit
 def list_sampleable(plan, sampleable):
-    """Puts (lane, ticket) of up to n tickets that can be drawn into `sampleable`, int64 [2, n]; returns their count.
+    """Lists up to n tickets that can be drawn, as (lane, ticket), in `sampleable`, int64 [2, n]; returns their count.
 
     Tickets that this batch may not draw again are left out.
     """

@@ -1,4 +1,4 @@
-"""A policy that acts: its network, its exploration, its memory of each copy, and the updates of its weights."""
+"""A policy that acts: its network, exploration, memory for each copy of the environment, and newest weights."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class ActingPolicy:
             check_finite("action of the algorithm", action)
         if (refused := self.spaces.first_refused(action)) is not None:
             got = self.spaces.shifted(action[refused]).tolist()
-            raise ValueError(f"action of the algorithm: expected one of {self.spaces.action}, got {got}")
+            raise ValueError(f"action of the algorithm: expected an action of {self.spaces.action}, got {got}")
         if mask is not None:
             self._check_allowed(action, mask)
         if chosen.state is not None:
@@ -119,9 +119,8 @@ class ActingPolicy:
         allowed = mask.take(action.ravel() + self._choices[: action.size])
         if not allowed.all():
             row = action[int(np.argmin(allowed.reshape(len(action), -1).all(axis=1)))]
-            raise ValueError(
-                f"action of the algorithm: expected one that {MASK} allows, got {self.spaces.shifted(row).tolist()}"
-            )
+            got = self.spaces.shifted(row).tolist()
+            raise ValueError(f"action of the algorithm: expected an action that {MASK} allows, got {got}")
 
     def _keep(self, state: Mapping[str, torch.Tensor], index: Any, rows: int) -> None:
         if self._states is None:

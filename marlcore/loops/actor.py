@@ -85,7 +85,7 @@ def cut_episodes(env: VectorEnvironment, collectors: Collectors, host: ActorHost
 def act(env: VectorEnvironment, collectors: Collectors, turns: list[Turn], host: ActorHost) -> None:
     """Takes the due actions, after pulling the newest weights if a pull is due.
 
-    Only the policies that act now look for newer weights: a look for every agent would slow each turn.
+    Only policies whose turn is due check for newer weights: a check for every agent would slow each turn.
     """
     for turn in turns:
         for weights in collectors[turn.agent].followed:

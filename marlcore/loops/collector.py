@@ -146,7 +146,7 @@ def route(collectors: Mapping[str, Collector], names: list[str], turn: Turn) -> 
 
 
 def part_of_tag(tag: Any, names: list[str]) -> int:
-    """Returns the index in `names` of a tag such as "anchor:weak" or, if `names` lacks it, of "anchor".
+    """Returns the index in `names` of a tag such as "anchor:weak" or, if it is not in `names`, of "anchor".
 
     If `names` is empty, the replay has one part, and the index is 0. Raises ValueError if `names` lacks both.
     """
@@ -155,4 +155,4 @@ def part_of_tag(tag: Any, names: list[str]) -> int:
     for name in (tag, tag.partition(":")[0]) if isinstance(tag, str) else ():
         if name in names:
             return names.index(name)
-    raise ValueError(f"tag: expected one of {names}, as replay.mixture has them, got {tag!r}")
+    raise ValueError(f"tag: expected one of replay.mixture's names {names}, got {tag!r}")

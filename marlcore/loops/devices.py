@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.device:
-    """Returns the named device. "auto" is CUDA (GPU 0; with `spread`, `index` modulo their number), else MPS, else CPU.
+    """Returns the named device. "auto": CUDA (GPU 0, or `index` modulo the GPU count if `spread`), else MPS, else CPU.
 
     Raises ValueError if torch does not know the device or this machine does not have it.
     """
@@ -27,5 +27,5 @@ def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.devi
         else:
             torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device: expected one of this machine, got {name!r} ({str(error).splitlines()[0]})") from None
+        raise ValueError(f"device: expected an available device, got {name!r} ({str(error).splitlines()[0]})") from None
     return device

@@ -145,7 +145,7 @@ def play(
 
 
 class _Episodes:
-    """Plays a fixed number of episodes in each copy. (Counting whichever end first would favour short episodes.)"""
+    """Plays a fixed number of episodes in each copy. (Counting the first episodes to end would favour short ones.)"""
 
     def __init__(self, env: VectorEnvironment, players: Mapping[str, Player], episodes: int) -> None:
         self._env = env

@@ -80,7 +80,7 @@ def play_in_common(
 class Evaluator:
     """Evaluates a run's policies every `interval` steps and every `seconds` seconds; 0 disables either.
 
-    `skipped` counts the multiples of `interval` without an evaluation, because an earlier one was still under way.
+    `skipped` counts the multiples of `interval` that passed unevaluated because an earlier evaluation still ran.
     """
 
     candidates: Sequence[Candidate]
@@ -108,7 +108,7 @@ class Evaluator:
     def evaluate(self, goes_on: GoesOn, final: bool = False) -> bool:
         """Evaluates newer weights, if any; returns whether it did. An evaluation that `goes_on` ends remains due.
 
-        A `final` evaluation replaces one at a multiple of `interval` only if the last step is such a multiple.
+        If the last step is no multiple of `interval`, a `final` evaluation does not stand in for one that was due.
         """
         now, now_s = self.steps(), self.clock()
         try:

@@ -13,10 +13,10 @@ ARGUMENTS = "(achieved_goal, desired_goal, info)"
 
 
 def with_functions_of(env: Any, hindsight: Hindsight, spec: TransitionSpec) -> Hindsight:
-    """Returns `hindsight` with the reward functions of the environment or its wrappers, unless it has its own.
+    """Returns `hindsight` with the reward functions of the environment or its wrappers, unless `hindsight` has its own.
 
     A `compute_terminated` that takes only single goals is left out. Raises ValueError if the environment lacks
-    `compute_reward`, or if that does not return one reward for each row.
+    `compute_reward`, or if this function does not return one reward for each row.
     """
     hindsight.check_goals(spec)
     if hindsight.compute_reward is not None:
@@ -28,8 +28,8 @@ def with_functions_of(env: Any, hindsight: Hindsight, spec: TransitionSpec) -> H
     info = {name: field.zeros(2) for name, field in spec.extra_fields.items()}
     if (shape := np.shape(reward(goals, goals, info))) != (2,):
         raise ValueError(
-            f"replay.hindsight: expected a compute_reward that returns [2] for goals {list(goals.shape)}, "
-            f"got {list(shape)}"
+            f"replay.hindsight: expected a compute_reward that returns shape [2] for goals of shape "
+            f"{list(goals.shape)}, got {list(shape)}"
         )
     if terminated is not None and np.shape(terminated(goals, goals, info)) != (2,):
         terminated = None

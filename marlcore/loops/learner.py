@@ -41,7 +41,7 @@ class Batches(Protocol):
         return
 
     def follow(self, pace: Callable[[float], float]) -> None:
-        """Limits batches to a pace: a function from a number of steps from now (negative: ago) to updates per step."""
+        """Limits batches to `pace`, which maps a number of steps from now (negative: steps ago) to updates per step."""
         return
 
     @property
@@ -136,7 +136,7 @@ class Learner:
         return self.pace.at(self.updates if self.pace.of == "updates" else max(0, int(self.steps() + ahead)))
 
     def normalize(self, batch: TorchBatch) -> None:
-        """Normalizes a batch's observations and rewards in place; first adds them to the statistics, if not frozen."""
+        """Normalizes a batch's observations and rewards in place; first adds them to the statistics, unless frozen."""
         norm, rewards = self.norm, self.rewards
         if norm is not None:
             if self._takes(self.config.obs_norm, norm):

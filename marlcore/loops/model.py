@@ -43,7 +43,7 @@ class Normalizer(RunningMoments):
         return bool(self._parts) and bool(self.count)
 
     def normalized(self, obs: Any) -> Any:
-        """Does `forward` for observations that may lack parts."""
+        """Normalizes observations, which may lack parts, as `forward` does."""
         values = by_name(obs)
         for name in values.keys() & self._parts:
             values[name] = self.normalized_part(name, values[name], LIMIT)
@@ -54,14 +54,14 @@ class RewardNormalizer(RunningMoments):
     """Divides rewards by the standard deviation of the discounted return, as VecNormalize of Stable-Baselines3 does.
 
     A row stores the raw reward and the discounted return of its episode so far. The learner scales rewards when it
-    samples them. So only the learner updates the statistics, and old rows are scaled by the current ones, too.
+    samples them. So only the learner updates the statistics, and its current statistics scale old rows, too.
     """
 
     def __init__(self) -> None:
         super().__init__({RETURN: ()})
 
     def forward(self, reward: torch.Tensor) -> torch.Tensor:
-        """Returns the scaled rewards, float32, clipped to [-10, 10] (n-step returns after the sum)."""
+        """Returns rewards or n-step returns, scaled and then clipped to [-10, 10], float32."""
         return (reward / self.deviation(RETURN)).clamp(-LIMIT, LIMIT).float()
 
 
@@ -94,7 +94,7 @@ class PolicyModel(nn.Module):
         return super().to(*args, **kwargs)
 
     def saved(self) -> dict[str, Any]:
-        """Returns copies of the weights for a checkpoint: torch cannot save views of one storage with other dtypes."""
+        """Returns copies of weights for a checkpoint: torch cannot save views of one storage with different dtypes."""
         return {"network": _copied(self.whole), "norm": _copied(self.norm), "reward_norm": _copied(self.rewards)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -121,7 +121,7 @@ class PolicyModel(nn.Module):
             if normalization is not None and state.get(name) is not None:
                 parts.append((normalization, state[name]))
             if name in state and (state[name] is None) != (normalization is None):
-                wrong = f"weights for other {what}: one of the two runs normalizes them"
+                wrong = f"weights for other {what}: only one of the two runs normalizes them"
         fitting: list[dict[str, torch.Tensor]] = []
         left_out: list[str] = []
         missing: list[str] = []
@@ -132,12 +132,12 @@ class PolicyModel(nn.Module):
             left_out += [name for name in weights if name not in fit]
             missing += [name for name in shapes if name not in fit]
         if not wrong and (left_out or missing):
-            wrong = f"others, {', '.join(left_out)}" if left_out else f"none for {', '.join(missing)}"
+            wrong = f"unfit weights {', '.join(left_out)}" if left_out else f"no weights for {', '.join(missing)}"
         expected = f"init_from: expected weights of {printable(policy)}'s network"
         if not fitting[0]:
-            raise ValueError(f"{expected}, got none that fits")
+            raise ValueError(f"{expected}, got no weights that fit")
         if strict and wrong:
-            raise ValueError(f"{expected}, got {wrong[:200]}; init_strict=False takes those that fit")
+            raise ValueError(f"{expected}, got {wrong[:200]}; init_strict=False takes the weights that fit")
         for (module, _), weights in zip(parts, fitting, strict=True):
             module.load_state_dict(weights, strict=False)
         return left_out
@@ -168,7 +168,7 @@ def build_model(policy: AssignedPolicy, config: Config) -> PolicyModel:
 class FiniteCheck:
     """Checks a policy's loss, weights and checkpoints; each method raises Diverged if a number is NaN or infinite.
 
-    Exempt are buffers and trainer state that were infinite at the beginning, such as a mask of -inf.
+    Buffers and trainer state that were infinite at the beginning, such as a mask of -inf, are exempt.
     """
 
     policy: str
@@ -227,7 +227,7 @@ class FiniteCheck:
 
 @np.errstate(over="ignore", invalid="ignore")
 def _size(alike: list[torch.Tensor]) -> Any:
-    """Returns a norm of tensors of one device and dtype, which is finite only if all their numbers are.
+    """Returns a norm of tensors with one device and dtype; it is finite only if all their numbers are.
 
     On the CPU, NumPy's products take a fifth of the time of torch's norms if tensors are small. On a GPU, a single call
     means a single wait.

@@ -87,10 +87,10 @@ class ScriptedPlayer:
         if action.dtype.kind == "f":
             check_finite(label, action)
         if not spaces.action.contains(action):
-            raise ValueError(f"{label}: expected one of {spaces.action}, got {action.tolist()}")
+            raise ValueError(f"{label}: expected an action of {spaces.action}, got {action.tolist()}")
         of_row = (action - spaces.action_start).astype(action.dtype) if spaces.action_start.any() else action
         if spaces.masked and not obs[MASK][spaces.mask_starts + of_row.ravel()].all():
-            raise ValueError(f"{label}: expected one that {MASK} allows, got {action.tolist()}")
+            raise ValueError(f"{label}: expected an action that {MASK} allows, got {action.tolist()}")
         return of_row
 
 
@@ -126,7 +126,7 @@ class ScriptedAtFirst:
 
 @dataclass
 class PlayersByNumber:
-    """Plays an agent by several players, of which one acts in each copy."""
+    """Plays an agent by several players; in each copy, one of them acts."""
 
     numbers_in: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # copies [k] to the numbers [k] of their players
     player_of: Callable[[int], Player]
@@ -145,7 +145,7 @@ class PlayersByNumber:
 
 
 def joined(numbers: NDArray[Any], choose: Callable[[int, NDArray[np.bool_]], NDArray[Any]]) -> NDArray[Any]:
-    """Returns actions [k, ...] for rows with numbers [k]; calls `choose` once for each number, with its rows' mask."""
+    """Returns actions [k, ...] for k rows, grouped by `numbers`; calls `choose` once for each group, with its mask."""
     different = np.unique(numbers).tolist()
     chosen = [(rows := numbers == number, choose(number, rows)) for number in different]
     first = chosen[0][1]

@@ -76,15 +76,15 @@ class Recorder:
             self._version = version if index is ALL else None
 
     def _remember_extras(self, index: Any, chosen: Action, state_before: Mapping[str, torch.Tensor], rows: int) -> None:
-        """Keeps the extras of `rows` actions, some of which may be parts of the recurrent state before them."""
+        """Keeps the extras of `rows` actions; some extras may be parts of the recurrent state before the action."""
         state: dict[str, NDArray[Any]] = {}
         if chosen.extras.keys() != self._of_algorithm.keys():
             missing = self._of_algorithm.keys() - chosen.extras.keys()
             state = {name: part.numpy(force=True) for name, part in state_before.items() if name in missing}
             if chosen.extras.keys() | state.keys() != self._of_algorithm.keys():
                 raise ValueError(
-                    f"extras of the algorithm: expected {sorted(self._of_algorithm.keys() - state.keys())}, "
-                    f"as its transition says, got {sorted(chosen.extras)}"
+                    f"extras of the algorithm: expected the names {sorted(self._of_algorithm.keys() - state.keys())}, "
+                    f"declared in its transition, got {sorted(chosen.extras)}"
                 )
         for name, part in state.items():
             label = f"{name} of the algorithm's state"

@@ -184,7 +184,7 @@ REFUSED = {
     "policies: expected names among ['agent_0'], got 'red'": {"policies": {"red": Walker}},
     "names among ['agent_0'], got 'xxxxx": {"policies": {"x" * 9999: Walker}},
     "env_fn: expected the agents ['agent_0'], got 'agent_1'": {"env_fn": "treasure_hunt"},
-    "action of policies['agent_0']: expected one of Discrete(2), got 2": {"policies": {AGENT: lambda obs: 2}},
+    "action of policies['agent_0']: expected an action of Discrete(2), got 2": {"policies": {AGENT: lambda obs: 2}},
     **{
         f"policies['agent_0']: expected {says}": {"policies": {AGENT: player}}
         for says, player in {

@@ -104,7 +104,7 @@ def test_an_action_outside_the_space_names_its_anchor(tmp_path: Path) -> None:
     settings = mc.SelfPlayConfig(pool=4, admit_updates=10, anchors={rogue: 1.0}, latest=0.0)
     with pytest.raises(mc.WorkerFailed) as caught:
         train(tmp_path, partial(Crowd, 2), self_play=settings)
-    says = "\nValueError: action of anchor:rogue: expected one of Discrete(2), got 7"
+    says = "\nValueError: action of anchor:rogue: expected an action of Discrete(2), got 7"
     assert caught.value.traceback.strip().endswith(says)
 
 
@@ -161,7 +161,7 @@ BEYOND = Faulty(lambda action: action._replace(action=action.action + 10))
         (ReplacesWeights(), HUNT, "make_trainer: expected it to change the model's tensors in place"),
         (NO_LOSS(), HUNT, r"update of the trainer: expected the metric 'loss', got \['lozz'\]"),
         (NO_UPDATE(), HUNT, "update of the trainer: expected an mc.Update, got"),
-        (BEYOND, CARTPOLE, r"action of the algorithm: expected one of Discrete\(2\), got 1"),
+        (BEYOND, CARTPOLE, r"action of the algorithm: expected an action of Discrete\(2\), got 1"),
         (Faulty(store_another_shape), HUNT, "value of the algorithm: expected float32"),
     ],
 )

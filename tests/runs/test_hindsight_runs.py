@@ -106,7 +106,7 @@ def test_refuses(tmp_path):
         ),
         (
             partial(Goals, 10, one), {},
-            "replay.hindsight: expected a compute_reward that returns [2] for goals [2, 10], got []",
+            "replay.hindsight: expected a compute_reward that returns shape [2] for goals of shape [2, 10], got []",
         ),
     ):  # fmt: skip
         check_refused(partial(runs.train, tmp_path, env_fn, learner=learner), ValueError, says)

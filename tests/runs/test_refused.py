@@ -151,10 +151,10 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "self_play.anchors: expected a checkpoint, got '/nowhere/main.pt', which does not exist": lambda: played(
         anchors={"/nowhere/main.pt": 0.5}
     ),
-    "self_play: tag: expected one of ['anchor', 'boss'], as replay.mixture has them, got 'pool:latest'": lambda: played(
+    "self_play: tag: expected one of replay.mixture's names ['anchor', 'boss'], got 'pool:latest'": lambda: played(
         replay={"mixture": {"anchor": 0.5, "boss": 0.5}}
     ),
-    "self_play: tag: expected one of ['pool'], as replay.mixture has them, got 'anchor:weak'": lambda: played(
+    "self_play: tag: expected one of replay.mixture's names ['pool'], got 'anchor:weak'": lambda: played(
         ARENA, replay={"mixture": {"pool": 1.0}}, anchors={"arena:weak": 0.5}
     ),
     "evaluation.episodes: expected at least 4, one on each side against each anchor and the pool, got 3":
@@ -250,7 +250,7 @@ OPTIONS = {
     "--env json:dumps": "environment: 'json:dumps': dumps() missing 1 required",
     "--replay.capacity 2": "replay.capacity: expected at least 16, so that a lane holds stack + n_step = 1 + 3",
     "--replay.stack 50000": "replay.capacity: expected at least 200012, so that a lane holds stack + n_step",
-    "--learner.device cuda:99": "device: expected one of this machine, got 'cuda:99'",
+    "--learner.device cuda:99": "device: expected an available device, got 'cuda:99'",
     "--run-dir /proc/nothing/run": "run_dir: expected a writable place",
     "--resume nowhere": "resume: expected the directory of a run, got '/",
     "--resume": "resume",

@@ -262,7 +262,7 @@ def test_own_algorithms_and_environments_are_resumed_by_name(tmp_path: Path) -> 
     assert code == 2 and len(output.splitlines()) == 1
     assert "got 'mine:Mine' (ModuleNotFoundError: No module named 'mine')" in output
     code, output = finished(marlcore("eval", "run", cwd=tmp_path))
-    assert "/run' names other code (No module named 'mine'): load it where" in output
+    assert "/run' needs code not found here (No module named 'mine'): load the run where" in output
 
 
 # ---- what is refused, and leaves the run as it was ----

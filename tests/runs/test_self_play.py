@@ -286,7 +286,7 @@ def test_a_tag_without_a_part_names_copy_and_agent(tmp_path: Path) -> None:
     with pytest.raises(mc.WorkerFailed) as caught:
         env_fn = partial(Arena, tmp_path, ("pool", "boss"))
         runs.train(tmp_path, env_fn, Marking(), self_play=mc.SelfPlayConfig())
-    says = "environment copy 0, left: tag: expected one of ['anchor', 'pool'], as replay.mixture has them, got 'boss'"
+    says = "environment copy 0, left: tag: expected one of replay.mixture's names ['anchor', 'pool'], got 'boss'"
     assert caught.value.traceback.strip().endswith(says)
 
 

@@ -103,7 +103,7 @@ def test_a_warm_start_takes_the_normalization(tmp_path: Path) -> None:
     for name in ("norm", "reward_norm"):
         assert equal(checkpoint(first)[name], checkpoint(second)[name])
     for other, setting in (("rewards", "obs_norm"), ("observations", "reward_norm")):
-        says = f"got weights for other {other}: one of the two runs normalizes them; init_strict=False takes those"
+        says = f"got weights for other {other}: only one of the two runs normalizes them; init_strict=False takes the"
         settings = {**STILL, "learner": {setting: "running", "warmup": 9_000}}
         check_refused(partial(train, tmp_path / "3", init_from=first, **settings), ValueError, says)
 
@@ -117,7 +117,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another policy": (
         {"init_from": {"agent_7": "/"}}, "init_from: expected the policies ['agent_0', 'agent_1'], got 'agent_7'",
     ),
-    "other names": ({"init_from": {"w": torch.zeros(2)}, "init_strict": False}, f"{NETWORK}none that fits"),
+    "other names": ({"init_from": {"w": torch.zeros(2)}, "init_strict": False}, f"{NETWORK}no weights that fit"),
 }  # fmt: skip
 
 

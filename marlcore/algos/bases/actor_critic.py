@@ -58,7 +58,7 @@ class NoisyPolicy(Windowed, ActorCriticHyperparameters):
     """
 
     n_step: AtLeast1 = 1
-    """Rewards in each return with memory, at least 1, in place of `learner.n_step`; returns end with their window."""
+    """With memory: rewards in each return, at least 1, in place of `learner.n_step`; returns end with their window."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """Returns a row's fields; see `Windowed.transition`. Raises ValueError as BoxActions does."""
@@ -103,7 +103,7 @@ class DelayedPolicy(NoisyPolicy):
     target_noise: AtLeast0 = 0.2
     """Standard deviation of the noise on the target policy's actions, at least 0."""
     target_noise_clip: AtLeast0 = 0.5
-    """Largest size of the noise on the target policy's actions, which is clipped to it; at least 0."""
+    """The noise on the target policy's actions is clipped to this absolute size; at least 0."""
     policy_delay: AtLeast1 = 2
     """Updates of the critics for each update of the policy and the targets, d in the paper, at least 1."""
 
@@ -264,12 +264,12 @@ class DelayedPolicyTrainer(NoisyPolicyTrainer):
 
 
 class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
-    """Makes TD3's steps. A member's policy gets gradients by its own action; other actions come from the batch."""
+    """Makes TD3's steps. A member's policy gets gradients through its own action; other actions are the batch's."""
 
     def step(self, batch: Any) -> Update:
         """Makes DelayedPolicyTrainer's step.
 
-        With members' own rewards, a row's priority is the mean of the members' errors, where dead members have 0.
+        With members' own rewards, a row's priority is the mean of the members' errors; a dead member's is 0.
         """
         if self.hyper.rewards == "sum":
             return super().step(batch)

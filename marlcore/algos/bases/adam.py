@@ -9,7 +9,7 @@ M = TypeVar("M")
 
 
 def _plain(method: M) -> M:
-    """Returns a method without its decorator, which would import torch's compiler, for a second."""
+    """Returns a method without its decorator, which would spend a second importing torch's compiler."""
     return getattr(method, "__wrapped__", method)
 
 

@@ -2,8 +2,8 @@
 
 Schulman et al. 2017, "Proximal policy optimization algorithms" (arXiv:1707.06347); Huang et al. 2022, "The 37
 implementation details of proximal policy optimization" (the ICLR blog track). Transitions of older policies are
-corrected as in Espeholt et al. 2018 (arXiv:1802.01561). Ratios divide by the probability just before the update, not by
-that when acting (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv:2110.00641, section 3).
+corrected as in Espeholt et al. 2018 (arXiv:1802.01561). Ratios divide by the probability just before the update, not at
+acting time (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv:2110.00641, section 3).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -45,7 +45,7 @@ class ClippedPolicy(Hyperparameters):
 
     learning_rate: LearningRate = 1e-3
     """Adam's step size, above 0, usually 1e-4 to 1e-3; a number or a schedule, such as "linear(1e-3, 1e-5, 1000000)".
-    `target_kl` bounds what a large one may change."""
+    `target_kl` bounds what a large step may change."""
     hidden: Layers = (64, 64)
     """Units in each fully connected layer of the policy, and of the critic; usually 64 to 256."""
     activation: Activation = field(default="tanh", kw_only=True)
@@ -259,7 +259,7 @@ class ClippedPolicyTrainer(AdamTrainer):
             yield Minibatch(*(rows_at(values, part) for values in shuffled))
 
     def step(self, rows: Minibatch, bonus: Any) -> torch.Tensor:
-        """Makes a gradient step on a minibatch, which may be captured by CUDA graphs; see `_step`."""
+        """Makes a gradient step on a minibatch (see `_step`); CUDA graphs may capture this step."""
         return self._step(self.evaluate(rows), rows, bonus)
 
     def _step(self, evaluated: Evaluated, rows: Minibatch, bonus: Any) -> torch.Tensor:

@@ -42,14 +42,14 @@ class ActRequest(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters(Algorithm):
-    """Base of hyperparameters, with those of the first layers. Fields declare their ranges (declared.py)."""
+    """Base of hyperparameters; it has those of the first layers. Fields declare their ranges (declared.py)."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         list_fields_in_doc(cls)
 
     network: Network = None
-    """Your own network in place of the first layers, or of all: a function that gets the mc.Spaces and returns a
+    """Your own network in place of the first layers or all layers: a function that gets the mc.Spaces and returns a
     torch.nn.Module from observations to features [B, n], or its module:function. See docs/guides/own-network.md."""
     activation: Activation = "relu"
     """Function after each fully connected layer."""

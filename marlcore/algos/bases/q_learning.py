@@ -133,7 +133,7 @@ class QTrainer(TargetTrainer):
 
         The Huber loss clips the error in the gradient to [-1, 1] (Mnih et al. 2015, Methods, "Training algorithm for
         deep Q-networks"). A row's priority is its absolute error (Schaul et al. 2016, "Prioritized experience replay",
-        arXiv:1511.05952, section 3.3), of rewards times reward_scale.
+        arXiv:1511.05952, section 3.3), in units of reward_scale times the reward.
         """
         values = faster(self.network)(batch.obs)
         q_taken = self.value_of(self.network, values, self.action_index(batch), batch.obs)

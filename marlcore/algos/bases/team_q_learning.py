@@ -43,7 +43,7 @@ class TeamQLearning(Windowed, QLearning):
     dueling: bool = False
     """Estimate a member's state value and its actions' advantages separately (Wang et al. 2016)."""
     cell: Cell | None = None
-    """The recurrent layer of a member's network: lstm, gru, as in the paper, or your own; None: no memory."""
+    """The recurrent layer of a member's network: lstm, gru (as in the paper) or your own; None: no memory."""
     shared: bool = True
     """Members with equal spaces share a network, which also sees which member it acts for; otherwise each has its
     own."""

@@ -37,12 +37,12 @@ class Windowed(Hyperparameters):
     units: Units = 64
     """Units of the recurrent layer, at least 1; rows store its state at intervals."""
     length: AtLeast1 = 40
-    """Transitions of a window, those of its burn-in included."""
+    """Transitions of a window, including its burn-in."""
     burn_in: Annotated[int, Whole(0)] = 20
     """First transitions of a window, which only warm up its stored state; less than length. A window at the start of
     an episode has no burn-in."""
     period: Annotated[int, Whole(2)] = 20
-    """Transitions from one window's start to the next one's, at least 2; if it is length - burn_in, a pass over
+    """Transitions from one window's start to the next start, at least 2; if it is length - burn_in, a pass over
     all windows trains on each transition once."""
     n_step: AtLeast1 = 5
     """Rewards in each return, at least 1, in place of `learner.n_step`; returns end with their window."""
@@ -85,7 +85,7 @@ class Windowed(Hyperparameters):
 
 
 def shortened(batch: Any, burn_in: int) -> tuple[SimpleNamespace, tuple[Any, State, Windows]]:
-    """Cuts windows to the longest one's length; returns the shorter batch, and the arguments of a network's call."""
+    """Cuts windows to the longest window's length; returns the shorter batch, and the arguments of a network's call."""
     steps = int(batch.valid[..., -1].any(0).sum())
     fields = {name: each(lambda values: values[:, :steps], getattr(batch, name)) for name in OF_STEPS}
     raw = raw_reward(batch)[:, :steps]
@@ -95,7 +95,7 @@ def shortened(batch: Any, burn_in: int) -> tuple[SimpleNamespace, tuple[Any, Sta
 
 
 def n_step_returns(batch: Any, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the parts of n-step returns within windows, with fewer steps where the episode or window ends earlier.
+    """Computes n-step returns within windows, as three parts; returns are shorter where the episode or window ends.
 
     Returns: the discounted sums of rewards [B, T]; the discounts [B, T] of the value that follows; and that value's
         place, int64 [B, T], among the T + 1 observations of the window and after it.

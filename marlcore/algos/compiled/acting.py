@@ -27,7 +27,7 @@ def acting_policy(algorithm: Any, model: Any, spaces: Spaces) -> CompiledPolicy:
     """Returns the form of an algorithm's policy that acts without torch; it has no weights until `load`.
 
     Args:
-        model: a module like the published one: its attribute `model` is the network by which actors act.
+        model: a module like the published one, whose attribute `model` is the network by which actors act.
 
     Raises NotPlain if no chain can replace a part of the network, or if the algorithm has its own methods for acting.
     """
@@ -71,7 +71,7 @@ def _of_values(algorithm: Any, network: Any, names: Names, spaces: Spaces) -> Co
 
 
 def _noisy(algorithm: Any, policy: Any, network: Any, spaces: Spaces) -> CompiledPolicy:
-    """Returns a noisy policy on `network`, which computes the torch network `policy` (in a team, one member's)."""
+    """Returns a noisy policy that acts by `network`; `policy` is its torch network or, in a team, one member's."""
     actions = compiled.ScaledActions(algorithm.owner, spaces.action)
     return compiled.NoisyBoxPolicy(network, actions, policy.actions.size, squashed=policy.outputs == 2)
 

@@ -108,7 +108,7 @@ class CompiledActorCritic(CompiledTrainer):
         return drawn
 
     def slopes_of_actions(self, x: Floats, gradient: Floats) -> Floats:
-        """Returns the gradient by the actions in `x`, [B, size], given that by the first n critics' values, [n, B]."""
+        """Returns the gradient of the actions in `x`, [B, size], given that of the first n critics' values, [n, B]."""
         for chain, slope, of_x in zip(self.critics, gradient, self._x_gradients, strict=False):
             chain.gradient[: len(x), 0] = slope
             chain.backward(x, of_x)

@@ -2,7 +2,7 @@
 
 The first calls run on a side stream, the next one is captured, and all later ones are replays, as in torch's
 documentation ("CUDA graphs") and in LeanRL (https://github.com/meta-pytorch/LeanRL). A graph repeats operations and
-addresses, not Python: schedules fill tensors that graphs read, and steps of other operations have graphs of their own.
+addresses, not Python: schedules fill tensors that graphs read, and steps with other operations have their own graphs.
 """
 
 from collections import Counter
@@ -33,9 +33,9 @@ WARM_UPS = 3  # calls in which libraries take their memory; as many as torch's m
 
 
 def can_capture(trainer: Any) -> bool:
-    """Whether `capture` serves a trainer: of DQN, PPO, MAPPO, SAC or TD3 without memory, itself, on a CUDA device.
+    """Whether `capture` serves a trainer: DQN's, PPO's, MAPPO's, SAC's or TD3's own, without memory, on a CUDA device.
 
-    PPO's with a single step a batch, which shares its forward pass with the advantages, stays as it is.
+    It serves no PPO with a single step a batch, since that step shares its forward pass with the advantages.
     """
     kind = type(trainer)
     if kind is ClippedPolicyTrainer:
@@ -46,7 +46,7 @@ def can_capture(trainer: Any) -> bool:
 
 
 def capture(trainer: Any, module: torch.nn.Module, prioritized: bool) -> None:
-    """Replaces the step of `module`'s trainer by one that CUDA graphs make; it returns priorities if `prioritized`.
+    """Makes CUDA graphs do the steps of `module`'s trainer, which then return priorities only if `prioritized`.
 
     An update's results are overwritten by the next update.
     """
@@ -61,7 +61,7 @@ def capture(trainer: Any, module: torch.nn.Module, prioritized: bool) -> None:
 class Graphs:
     """Calls functions without arguments, each by a CUDA graph once it was called `WARM_UPS` times under its key.
 
-    All graphs share memory, so that a call overwrites the results of every earlier call.
+    All graphs share memory, so a call overwrites the results of every earlier call.
     """
 
     def __init__(self, trainer: Any, module: torch.nn.Module) -> None:
@@ -85,7 +85,7 @@ class Graphs:
         return results
 
     def call_aside(self, function: Callable[[], Any]) -> Any:
-        """Calls a function on the stream of the captures, to which autograd binds what it keeps of a parameter."""
+        """Calls a function on the captures' stream, so that autograd binds its nodes of parameters to this stream."""
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -109,11 +109,11 @@ class Graphs:
         except Exception as error:
             raise self._refusal(brief((*cause, error)[0])) from error
         if moved := [name for name, place in self._places().items() if place != before.get(name)]:
-            raise self._refusal(f"its network replaces {', '.join(moved)}: write into it in place")
+            raise self._refusal(f"its network replaces {', '.join(moved)}: write into tensors in place")
         return graph, results
 
     def _places(self) -> dict[str, int]:
-        """Returns the addresses of the module's tensors by name; graphs go on with those of the capture."""
+        """Returns the addresses of the module's tensors by name; graphs keep the addresses of the capture."""
         tensors = chain(self._module.named_parameters(), self._module.named_buffers())
         return {name: tensor.data_ptr() for name, tensor in tensors}
 
@@ -133,7 +133,7 @@ def _first_of(errors: list[Exception]) -> Iterator[None]:
 
 
 class Fields:
-    """A batch's tensors in places of their own, as attributes of `batch`; `load` copies those of other batches in."""
+    """Keeps a copy of a batch's tensors in `batch`; `load` overwrites the copy with another batch's tensors."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         tensors, form = tree_flatten(dict(fields))
@@ -145,7 +145,7 @@ class Fields:
 
 
 class Block:
-    """A copy, on a device, of the memory that holds a sampler's batch, with the batch's fields as parts of it.
+    """A copy, on a device, of the memory that holds a sampler's batch, with the batch's fields as parts of the copy.
 
     Arrays outside of that memory, which no step reads, are None.
     """
@@ -164,7 +164,7 @@ class Block:
 class ReplayStep:
     """Makes a trainer's steps on batches of a replay; batches of other sizes than the first make steps without graphs.
 
-    If CUDA has registered the memory of a sampler's batch, graphs begin with its copy. The sampler draws into two
+    If CUDA has registered the memory of a sampler's batch, graphs begin by copying it. The sampler draws into two
     memories in turn, each with graphs of its own, since a graph repeats addresses. Batches in other memory, or on the
     device, are copied before the replay. A graph ends with the copy of the priorities to the host.
     """
@@ -207,7 +207,7 @@ class ReplayStep:
         return update.metrics  # type: ignore[no-any-return]
 
     def _finished(self, batch: Any, metrics: Mapping[str, Any]) -> Update:
-        """Waits for the priorities or, without them, until the device has read the last batch but one."""
+        """Waits for the priorities or, without them, until the device has read the batch before this one."""
         event = torch.cuda.current_stream(self._graphs.device).record_event()
         if self._prioritized:
             event.synchronize()
@@ -219,7 +219,7 @@ class ReplayStep:
 
 
 class MinibatchStep:
-    """Makes PPO's steps; advantages, the order of rows and the end of the passes by the KL divergence stay outside.
+    """Makes PPO's steps; advantages, the order of rows and the KL test that ends the passes stay outside the graphs.
 
     Minibatches of other sizes than the first, such as a smaller last one, make steps without graphs.
     """
@@ -241,5 +241,5 @@ class MinibatchStep:
 
 
 def _fields(batch: Any) -> dict[str, Any]:
-    """Returns the tensors of a batch by name, without absent ones and those that no step reads."""
+    """Returns the tensors of a batch by name, except absent tensors and fields that no step reads."""
     return {name: value for name, value in vars(batch).items() if name not in _UNREAD and value is not None}

@@ -24,7 +24,7 @@ class NotPlain(Exception):
 
 
 class Watched:
-    """Tells whether networks are still as they were at first: no part replaced, hooked, frozen, moved or compiled.
+    """Tells whether networks are unchanged since the start: no part replaced, hooked, frozen, moved or compiled.
 
     Raises NotPlain if, at first, a part is hooked, frozen or not on the CPU, or is not the package's or torch's own.
     """

@@ -51,7 +51,7 @@ def whole_network(hyper: Any, spaces: Spaces, *parts: str) -> nn.Module | None:
     network = made_module(f"{hyper.owner} network", hyper.network, spaces)
     missing = [part for part in parts if not hasattr(network, part)]
     if missing and len(missing) < len(parts):
-        raise ValueError(f"{hyper.owner} network: expected {' and '.join(parts)}, got none named {missing[0]}")
+        raise ValueError(f"{hyper.owner} network: expected parts {' and '.join(parts)}, got no part {missing[0]}")
     return None if missing else network
 
 

@@ -15,7 +15,7 @@ from ...observations import by_name
 class RunningMoments(nn.Module):
     """Keeps the running mean and variance of named arrays.
 
-    All state is float64: `count` is the number of rows, `batches` of batches; each array has `mean_<name>` and
+    All state is float64: `count` and `batches` are the numbers of rows and batches; each array has `mean_<name>` and
     `variance_<name>`, [*shape].
     """
 

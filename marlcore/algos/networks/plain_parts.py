@@ -20,8 +20,8 @@ GLOBAL_HOOKS = (
 def is_plain(part: nn.Module) -> bool:
     """Tells whether a call of the module runs only a `forward` of this package or of torch.
 
-    A part is not plain if an attribute of the object hides one of its class, or if a linear layer's weight or bias is
-    no parameter.
+    A part is not plain if an attribute of the object hides an attribute of its class, or if a linear layer's
+    weight or bias is no parameter.
     """
     kind, own = type(part), vars(part)
     own_kind = kind.__module__.startswith(PACKAGE)

@@ -21,7 +21,7 @@ class QNetwork(nn.Module):
     """Maps observations to the joint actions' values [B, actions.count], learnt from rewards times reward_scale."""
 
     def __init__(self, hyper: Any, spaces: Spaces, torso: Any = None) -> None:
-        """Makes the network on the first layers `torso`; None: on those that the hyperparameters give (`torso_of`)."""
+        """Makes the network on the first layers `torso`; None: on the layers of the hyperparameters (`torso_of`)."""
         super().__init__()
         self.spaces = spaces
         self.actions = JointActions(hyper.owner, spaces.action)

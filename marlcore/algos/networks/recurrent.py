@@ -30,7 +30,7 @@ EPSILON = 1e-3  # of the linear part of `rescaled`, which makes the inverse cont
 
 
 def cell_function(label: str, cell: Any) -> Any:
-    """Returns a built-in layer's name, or a user's function (see `custom_function`). Raises ValueError if neither."""
+    """Returns a built-in layer's name, or a user's function (see `custom_function`). Raises ValueError otherwise."""
     expected = "lstm, gru, a function of inputs and units, or its module:name"
     if isinstance(cell, str) and ":" not in cell:
         if cell not in PARTS:
@@ -150,7 +150,7 @@ class Histories:
     Attributes:
         obs: the N observations of each of B windows, [B, N, ...].
         state: the recurrent state before the windows, [B, ...] by name.
-        at: for each of the M observations, the number of its window and its place in it: two int64 arrays [M].
+        at: for each of the M observations, the number of its window, and its place in the window: two int64 arrays [M].
     """
 
     obs: Any

@@ -54,7 +54,7 @@ class TeamSpaces:
         choices: each member's number of actions if all members' actions are Discrete; otherwise empty.
         groups: the groups that share a network, in the order of the members.
 
-    Raises: ValueError: the agent is no team, or its members' Boxes differ in size. `owner` begins the text.
+    Raises: ValueError: the agent is no team, or its members' Boxes differ in size. The message begins with `owner`.
     """
 
     def __init__(self, owner: str, spaces: Spaces, shared: bool = True) -> None:
@@ -69,7 +69,7 @@ class TeamSpaces:
         self._joint = parts[JOINT].name if JOINT in parts else None
         self.choices: list[int] = getattr(spaces.action, "nvec", np.zeros(0, np.int64)).tolist()
         if not self.choices and spaces.action.shape[:1] != (self.count,):
-            raise ValueError(f"{owner}: expected members with equally many components, got {brief(spaces.action)}")
+            raise ValueError(f"{owner}: expected members' actions of equal size, got {brief(spaces.action)}")
         self.state_size = int(np.prod(parts[JOINT].field.shape)) if JOINT in parts else 0
         self.groups: list[MemberGroup] = []
         first = 0

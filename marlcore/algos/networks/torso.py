@@ -89,7 +89,7 @@ class Image(nn.Module):
             if kernel > min(sides):
                 image = " x ".join(map(str, self.frame))
                 got = f"{hyper.kernels} with strides {hyper.strides}"
-                raise ValueError(f"{hyper.owner} kernels: expected ones that fit into an image of {image}, got {got}")
+                raise ValueError(f"{hyper.owner} kernels: expected sizes that fit an image of {image}, got {got}")
             self.layers.extend([nn.Conv2d(inputs, channels, kernel, stride=stride), nn.ReLU()])
             inputs, sides = channels, tuple((side - kernel) // stride + 1 for side in sides)
         self.layers.append(nn.Flatten())

@@ -119,7 +119,7 @@ def test_images_pass_two_convolutions(shape, dtype, stack, options):
 
 
 def test_kernels_that_do_not_fit_are_refused():
-    says = "DQN kernels: expected ones that fit into an image of 7 x 9, got (8, 4) with strides (4, 2)"
+    says = "DQN kernels: expected sizes that fit an image of 7 x 9, got (8, 4) with strides (4, 2)"
     with pytest.raises(ValueError) as refused:
         DQN(image_side=7).make_model(box_spaces((7, 9)))
     assert str(refused.value) == says

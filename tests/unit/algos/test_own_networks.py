@@ -340,7 +340,7 @@ REFUSED: dict[str, Refused] = {
     "outputs": (made("dqn", lambda spaces: of_values(7)), "expected a whole model with 2 outputs, got 7"),
     "half a model": (
         made("ppo", lambda _: Whole(policy=nn.Linear(3, 2))),
-        "expected policy and value, got none named value",
+        "expected parts policy and value, got no part value",
     ),
     "critics": (
         made("td3", with_wrong_critics),

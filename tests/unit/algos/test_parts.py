@@ -192,7 +192,7 @@ REFUSED: dict[str, Refused] = {
     "an object": (lambda: StateTable(2).add([object]), TypeError, "state: expected numbers, texts, bytes, None, and"),
     "a text": (lambda: StateTable(2).rows("ab"), TypeError, "states: expected an array or a sequence of states, got"),
     "a dict": (lambda: StateTable(2).rows({"a": 1}), TypeError, "states: expected an array or a sequence of states"),
-    "only late parts": (lambda: PartsTrainer({"a": late()}), "parts: expected at least one of stage 0, got"),
+    "only late parts": (lambda: PartsTrainer({"a": late()}), "parts: expected a part with stage 0, got only later"),
     "a norm": (lambda: late(max_norm=0), "max_norm: expected a number above 0, got 0"),
     "a stage": (lambda: late(stage=-1), "stage: expected an integer of at least 0, got -1"),
     "scale": (lambda: CountBonus(2, -1.0), "CountBonus scale: expected a finite number of at least 0"),

@@ -88,7 +88,7 @@ def test_rows_explore_by_their_epsilon_among_the_allowed(masked, epsilon):
 
 def test_epsilons_and_masks_of_other_sizes_are_refused():
     action, generator = np.zeros(4, np.int64), np.random.default_rng(0)
-    with pytest.raises(ValueError, match=r"^epsilon: expected a number or 4 of them, got 3$"):
+    with pytest.raises(ValueError, match=r"^epsilon: expected a number or 4 numbers, got 3$"):
         explore(action, 2, None, np.zeros(3), generator)
     with pytest.raises(ValueError, match=r"^mask: expected shape \(4, 2\), got \(4, 3\)$"):
         explore(action, 2, np.ones((4, 3), np.bool_), 0.5, generator)

@@ -58,7 +58,7 @@ def player_of(spaces: mc.Spaces, action: Any) -> ActingPolicy:
 def test_an_action_outside_its_space_is_refused(space: gym.Space, bad: Any) -> None:
     actions = np.array([np.zeros_like(bad), bad], space.dtype)
     got = actions[1] + getattr(space, "start", 0)
-    says = f"action of the algorithm: expected one of {space}, got {got.tolist()}"
+    says = f"action of the algorithm: expected an action of {space}, got {got.tolist()}"
     choose = player_of(mc.Spaces(gym.Box(-1, 1, (1,)), space), actions).choose
     check_refused(lambda: choose(np.zeros((2, 1), np.float32), slice(None), np.ones(2, bool)), ValueError, says)
 
@@ -125,7 +125,7 @@ SAYS: dict[str, Callable[[], object]] = {
     "obs: expected a value with the keys 'noise', 'target', got {'noise': 0, 'action_mask': array([0, 1, 0])}": asked(
         {"noise": 0, "action_mask": np.array([0, 1, 0])}
     ),
-    "extras of the algorithm: expected ['cell'], as its transition says, got []": partial(
+    "extras of the algorithm: expected the names ['cell'], declared in its transition, got []": partial(
         sit, STATE, {}, hidden=HIDDEN
     ),
     "hidden of the algorithm's state: expected float32 (2, 3), got shape (2, 7)": partial(
@@ -209,7 +209,7 @@ def test_a_batch_with_memory_changes_size_only_at_a_reset() -> None:
     algorithm, spaces = BATCHES["memory"]
     policy = LoadedPolicy(algorithm, PolicyModel(algorithm.make_model(spaces)), spaces, "repeat", {})
     policy.act(np.zeros((2, 2), np.float32))
-    check_refused(lambda: policy.act(NOISE), ValueError, "obs: expected 2 observations, as since the reset, got 1")
+    check_refused(lambda: policy.act(NOISE), ValueError, "obs: expected 2 observations until a reset, got 1")
     policy.reset()
     assert policy.act(NOISE) in range(3)
 
@@ -260,7 +260,7 @@ def test_a_forbidden_action_of_an_algorithm_is_refused(action: Any, allowed: Any
     player_of(spaces, allowed).choose(obs, slice(None), begins)
     player = player_of(spaces, forbidden)
     got = (forbidden[1] + spaces.action_start).tolist()
-    says = f"action of the algorithm: expected one that action_mask allows, got {got}"
+    says = f"action of the algorithm: expected an action that action_mask allows, got {got}"
     check_refused(lambda: player.choose(obs, slice(None), begins), ValueError, says)
     check_refused(lambda: player.choose(second, np.array([1]), begins[1:]), ValueError, says)
 
@@ -283,7 +283,7 @@ def test_an_anchor_keeps_to_the_mask(space: gym.Space[Any], mask: list[bool], go
         return spaces.shifted(player.choose(obs, np.zeros(1, np.int64), np.ones(1, np.bool_)).action)
 
     assert choose().tolist() == [good]
-    says = f"action of anchor:mover: expected one that action_mask allows, got {bad}"
+    says = f"action of anchor:mover: expected an action that action_mask allows, got {bad}"
     check_refused(choose, ValueError, says)
 
 

@@ -313,7 +313,7 @@ def test_a_network_that_replaces_a_buffer_is_refused(cuda_double: CudaDouble, mo
         graphs = Graphs(trainer, network)
         for _ in range(WARM_UPS):
             graphs.call(None, network)
-        with pytest.raises(RuntimeError, match=r"of DQN \(its network replaces calls: write into it in place\)"):
+        with pytest.raises(RuntimeError, match=r"of DQN \(its network replaces calls: write into tensors in place\)"):
             graphs.call(None, network)
 
 
