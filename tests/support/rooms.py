@@ -103,9 +103,9 @@ WRONG = {  # by case: the field, its value, what copies say, and what `check_env
     "integer for an end": ("terminated", 0, None, f"{END}0"),
     "step": ("step", RuntimeError("no step"), "a: RuntimeError: no step", None),
     "same names": ("agents", ("a", "a"), None, "agents: expected different names, got ('a', 'a')"),
-    "spaces": ("spaces", None, None, "observation_spaces: expected those of ('a', 'b'), got those of ['a']"),
+    "spaces": ("spaces", None, None, "observation_spaces: expected spaces of ('a', 'b'), got spaces of ['a']"),
     "short": ("short", None, f"a: ValueError: last: {FIVE} 4 values", f"last of a: {FIVE} ({{"),
     "after the end": ("after the end", None, None, "step: expected an error for an action of a, whose episode has e"),
     "stranger": ("stranger", None, None, "agent: expected one of ('a', 'b'), got 'z'"),
-    "no reset": ("no reset", None, None, "reset: expected a new episode, got a second end of a's"),
+    "no reset": ("no reset", None, None, "reset: expected a new episode, got a second end of a's episode"),
 }  # fmt: skip
