@@ -196,7 +196,7 @@ class _Single:
         return values, allowed
 
     def _must_refuse(self, agent: str | None) -> None:
-        """Checks that `step` raises after the agent's end or, if `agent` is None, after the end of the whole episode."""
+        """Checks that `step` raises after the agent's end or, if `agent` is None, after the whole episode's end."""
         actor = agent or self._env.agents[0]
         case = f"{actor}, whose episode has ended" if agent else "an episode that is over"
         if case in self._refused:

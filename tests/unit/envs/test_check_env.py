@@ -74,7 +74,7 @@ def test_masks_of_infos_are_needed_where_an_agent_acts(first, second):
     make = partial(Masked, a=first, b=second)
     if "late" in (first, second) or (first, second) == ("never", "acting"):
         for call in (lambda: check_env(make, steps=30), lambda: play(vectorize(make, 2), 20)):
-            check_refused(call, EnvironmentFailed, ": action_mask: expected one in every info or in none, got ")
+            check_refused(call, EnvironmentFailed, ": action_mask: expected a mask in every info or in none, got ")
         return
     check_env(make, steps=30)
     events, _ = play(env := vectorize(make, 2), 40)
@@ -172,7 +172,7 @@ def test_a_space_or_kind_that_is_not_supported_is_refused():
     room = Room()
     room.action_spaces["a"] = gym.Text(3)
     check_refused(lambda: check_env(room), ValueError, "a: action space: expected a Box, Discrete, MultiBinary")
-    says = "env_fn: expected it to make a marlcore, PettingZoo or Gymnasium environment, got 5"
+    says = "env_fn: expected a marlcore, PettingZoo or Gymnasium environment, got 5"
     check_refused(lambda: check_env(lambda: 5), TypeError, says)
 
 
