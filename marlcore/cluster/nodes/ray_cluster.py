@@ -70,7 +70,7 @@ class AgentHandle:
     def __init__(self, ray: Any, machine: Machine, actor: Any, role: Role) -> None:
         self.machine, self.role, self._ray, self._actor = machine, role, ray, actor
         self.found: dict[str, Any] = {}  # the result of the agent's check of its machine, once it has come
-        self.has_begun = False  # whether the agent was told to begin, so that it may own segments and processes
+        self.has_begun = False  # whether the agent was told to begin, so it may own segments and processes
         self._awaited: Any = None
 
     def call(self, method: str, *args: Any) -> None:

@@ -220,7 +220,7 @@ test_refuses = refusals(REFUSED)
 
 def test_refuses_a_file_of_other_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "file.npz", a=np.zeros(3))
-    says = "input_file: expected one with ['actions', 'dones', 'idx', 'n_frames', 'rewards', 'states'], got ['a']"
+    says = "input_file: expected arrays ['actions', 'dones', 'idx', 'n_frames', 'rewards', 'states'], got ['a']"
     check_refused(lambda: Buffer.load(tmp_path / "file.npz"), ValueError, says)
 
 

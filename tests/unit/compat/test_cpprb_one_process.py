@@ -292,7 +292,7 @@ def loaded(**parts) -> None:
     ReplayBuffer(4, {"a": {}}).load_transitions(cpprbs_file(**parts))
 
 
-NAMES = "expected names of ['a', 'done'], got 'b'"
+NAMES = "expected names among ['a', 'done'], got 'b'"
 ARGUMENTS: list[tuple[dict[str, object], str]] = [
     ({"size": 0}, "size: expected an integer of at least 1, got 0"),
     ({"next_of": "b"}, f"next_of: {NAMES}"),
