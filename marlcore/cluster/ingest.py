@@ -247,5 +247,5 @@ def _lanes_of(seats: Sequence[Sequence[int]], lanes: int) -> list[int]:
     """Returns all seats' lanes. Raises ValueError if a seat has no lane, or if a lane is repeated or does not exist."""
     chosen = [lane for seat in seats for lane in seat]
     if not seats or not all(map(len, seats)) or len({*chosen}) < len(chosen) or not {*chosen} <= {*range(lanes)}:
-        raise ValueError(f"seats: expected distinct lanes of 0 to {lanes - 1}, got {brief(seats)}")
+        raise ValueError(f"seats: expected distinct lanes from 0 to {lanes - 1}, got {brief(seats)}")
     return chosen

@@ -83,7 +83,7 @@ class Leases(Shared):
         return holds
 
     def fence(self, seat: int) -> bool:
-        """Ends the lease of a lost holder, from which ingests then take no rows. Returns False if the seat was free."""
+        """Ends the lease of a lost holder; ingests then refuse its rows. Returns False if the seat was free."""
         words = self._written(seat)
         was_held = words.load(_HOLDER) != 0
         words.store(_HOLDER, 0)

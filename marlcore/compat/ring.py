@@ -120,7 +120,7 @@ class Ring:
             try:
                 self._writer = lane.writer(self._shared)
             except LaneBusy:
-                raise LaneBusy("add: another process adds to this buffer until it releases or closes it") from None
+                raise LaneBusy("add: another process adds to this buffer; it must first release or close it") from None
             if not self._shared:
                 self.columns = {name: lane.column(place)[0] for name, place in lane.places.items()}
         return self._writer

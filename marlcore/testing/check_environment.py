@@ -24,7 +24,7 @@ from ..spaces import MASK, Spaces
 
 Event = tuple[Any, ...]  # where something happened, and the values that two plays with one seed have in common
 PATIENCE = 10  # an episode should end within this many times the turns that are compared
-COSTS = "training works, but a seed repeats neither a run, even in serial mode, nor an evaluation's episodes"
+COSTS = "training works, but no seed repeats a run (even in serial mode) or an evaluation's episodes"
 ENDLESS = "endless episodes have no returns, and no evaluation ends: truncate them, as gymnasium's TimeLimit does"
 
 

@@ -312,7 +312,7 @@ def test_one_process_adds_until_it_releases_the_buffer() -> None:
     buffer = Buffer(8, (1,))
     other = pickle.loads(pickle.dumps(buffer))
     buffer.add([1], 1, 1.0, False)
-    says = "add: another process adds to this buffer until it releases or closes it"
+    says = "add: another process adds to this buffer; it must first release or close it"
     check_refused(lambda: other.add([2], 2, 2.0, False), LaneBusy, says)
     buffer.release()
     other.add([3], 3, 3.0, False)
