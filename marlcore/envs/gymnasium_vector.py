@@ -162,7 +162,7 @@ class GymnasiumVector(Adapter):
         return Turn(AGENT, copies, values, begins)
 
     def _learn_mode(self, info: Info) -> None:
-        """Infers an undeclared autoreset mode from an episode's last info. Raises EnvironmentFailed if infos differ."""
+        """Infers an undeclared autoreset mode from an episode's last info. Raises EnvironmentFailed if modes differ."""
         shown = "SameStep" if any(name in info for name in FINAL_OBS) else "NextStep"
         if self._mode not in (None, shown):
             expected = "autoreset_mode: expected a mode in the metadata, or final_obs at every episode's end or at none"

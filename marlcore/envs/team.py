@@ -115,7 +115,7 @@ class TeamEnvironment(Wrapper):
                 alone = _without_mask(team.members[member], observations[member])
                 team.place(arrays, member, 0, as_field(f"obs of {member}", field, alone))
             elif member in alive:
-                raise ValueError(f"obs of {member}: expected an observation, got only {brief(list(observations))}")
+                raise ValueError(f"obs of {member}: expected an observation, got obs of {brief(list(observations))}")
         arrays[ALIVE][0] = [member in alive for member in team.members]
         for member in alive if team.masked else ():
             if member in team.members:

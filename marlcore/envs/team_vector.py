@@ -95,7 +95,7 @@ class _Columns:
     def join(
         self, outcomes: list[Outcome], turns: list[Turn], over: NDArray[np.bool_]
     ) -> tuple[list[Outcome], list[Turn]]:
-        """Joins the members' outcomes and turns to the team's outcomes and turn.
+        """Joins the members' outcomes and turns into the team's outcomes and turn.
 
         Raises EnvironmentFailed if a member's observation or reward does not fit.
         """

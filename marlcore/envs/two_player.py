@@ -98,7 +98,7 @@ class TwoPlayer(Wrapper):
 
 def _halves(space: Any) -> tuple[gym.Box, gym.Box]:
     if not isinstance(space, gym.Box) or len(space.shape) != 1 or space.shape[0] % 2:
-        raise ValueError(f"action space: expected a Box of even length, a half for each player, got {space}")
+        raise ValueError(f"action space: expected a Box of even length, one half for each player, got {space}")
     k = space.shape[0] // 2
     low, high = space.low, space.high
     return gym.Box(low[:k], high[:k], dtype=space.dtype), gym.Box(low[k:], high[k:], dtype=space.dtype)

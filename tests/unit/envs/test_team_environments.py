@@ -240,7 +240,7 @@ REFUSED: dict[str, Refused] = {
     "mixed actions": (lambda: made({"a": ALL, "b": BOX}), "team team: expected only Discrete actions, or"),
     "bits": (lambda: made({"a": (TWO, gym.MultiBinary(2))}), "team team: expected only Discrete actions, or"),
     "a mask in an info": (lambda: kept(infos=IN_INFOS), "action_mask: expected masks in the observations of a team's"),
-    "no observation": (lambda: kept(observations=SHORT), "obs of b: expected an observation, got only ['a']"),
+    "no observation": (lambda: kept(observations=SHORT), "obs of b: expected an observation, got obs of ['a']"),
     "another shape": (lambda: kept(observations=LONG), "obs of a: expected float32 (2,), got shape (3,)"),
     "no number": (lambda: kept(rewards={"a": "1"}), TypeError, "reward: expected a number, got '1'"),
     "another mask": (lambda: made({"a": TWICE}).reset(), "action_mask of a: expected int8 (3,), got shape (2,)"),
