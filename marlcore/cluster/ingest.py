@@ -97,7 +97,7 @@ class Ingest(Closing):
         """
         lanes = _lanes_of(seats, target.lanes)
         if bookings.lanes != target.lanes:
-            raise ValueError(f"bookings: expected those of {target.lanes} lanes, got {bookings.lanes}")
+            raise ValueError(f"bookings: expected {target.lanes} lanes, got {bookings.lanes}")
         self.stats = IngestStats()
         self._spec = target.spec
         self._bookings = bookings
@@ -118,7 +118,7 @@ class Ingest(Closing):
 
         Args:
             seat: the seat's number, from 0.
-            epoch: the sender's number among those of its seat, at least 1; a higher one replaces lower ones for good.
+            epoch: the sender's number among its seat's senders, at least 1; a higher one replaces lower ones for good.
             lanes: the number of lanes of the sender's replay or queue.
             spec: the `to_dict()` of the TransitionSpec of the sender's replay or queue.
 
@@ -150,7 +150,7 @@ class Ingest(Closing):
         Returns: True if all rows are written now. False if there was no room for some rows within `wait_seconds`, or if
             an earlier message is missing; the relay then calls `open` again, and continues at the returned tickets.
 
-        Raises: Fenced: another epoch holds the seat. ValueError: the message is malformed. Neither writes a row.
+        Raises: Fenced: another epoch holds the seat. ValueError: the message is malformed. No row is then written.
         """
         sent = Message.of(message)
         sender = self._sender_of(sent.seat)
@@ -221,7 +221,7 @@ class Ingest(Closing):
         raise Fenced(why)
 
     def _skip(self, lane: int, ticket: int) -> None:
-        """Skips rows that the sender has lost: notes a seam, after which the lane continues at its `ticket`."""
+        """Skips rows that the sender has lost: notes a seam; the lane then continues at the sender's `ticket`."""
         booking, lost = self._bookings.load(lane), ticket - int(self._next[lane])
         committed = int(self._committed[lane])
         self._book(lane, replace(booking, offset=ticket - committed, seam=committed, lost=booking.lost + lost))
@@ -247,5 +247,5 @@ def _lanes_of(seats: Sequence[Sequence[int]], lanes: int) -> list[int]:
     """Returns all seats' lanes. Raises ValueError if a seat has no lane, or if a lane is repeated or does not exist."""
     chosen = [lane for seat in seats for lane in seat]
     if not seats or not all(map(len, seats)) or len({*chosen}) < len(chosen) or not {*chosen} <= {*range(lanes)}:
-        raise ValueError(f"seats: expected distinct lanes of 0 to {lanes - 1}, got {brief(seats)}")
+        raise ValueError(f"seats: expected distinct lanes from 0 to {lanes - 1}, got {brief(seats)}")
     return chosen

@@ -1,4 +1,4 @@
-"""Leases record which holder of each seat, numbered by its epoch, is the present one. Rows of others are refused.
+"""Leases record each seat's present holder by its number, the epoch. Rows of other holders are refused.
 
 The table, in shared memory, has a cache line of words for each seat. One process, the controller, writes the table. An
 ingest loads one word to check whether it may take an epoch's rows. Fencing a holder ends its lease. The silence of a
@@ -41,7 +41,7 @@ class Leases(Shared):
         self.lease_seconds: float = segment.description["lease_seconds"]
         _check(self.seats, self.lease_seconds)
         if self.seats * LINE > len(segment.body):
-            raise ValueError(f"body: expected {self.seats} lines, got {len(segment.body)} bytes")
+            raise ValueError(f"body: expected {self.seats * LINE} bytes of seats, got {len(segment.body)}")
         self._lines = [Words(segment.body[seat * LINE :]) for seat in range(self.seats)]
         self._claim: File | None = None
         self._looked = monotonic_ns()
@@ -83,7 +83,7 @@ class Leases(Shared):
         return holds
 
     def fence(self, seat: int) -> bool:
-        """Ends the lease of a lost holder, from which ingests then take no rows. Returns False if the seat was free."""
+        """Ends the lease of a lost holder; ingests then refuse its rows. Returns False if the seat was free."""
         words = self._written(seat)
         was_held = words.load(_HOLDER) != 0
         words.store(_HOLDER, 0)
@@ -112,7 +112,7 @@ class Leases(Shared):
         return silent
 
     def check(self, seat: int, epoch: int) -> bool:
-        """Returns whether this epoch holds the seat, so that its rows may be taken. Any local process may call this.
+        """Returns whether this epoch holds the seat, and its rows may be taken. Any local process may call this.
 
         After the check, an ingest must take or refuse the rows before it looks at rows of another epoch of the seat.
         """
@@ -154,7 +154,7 @@ class Leases(Shared):
 
     def _written(self, seat: int) -> Words:
         if self._claim is None:
-            raise MarlcoreError(f"{self._segment.path}: expected the process that created the leases, got another one")
+            raise MarlcoreError(f"{self._segment.path}: expected the creator of the leases, got another process")
         return self._line(seat)
 
 

@@ -45,12 +45,12 @@ class Message:
         magic, seat, epoch, count, row_bytes, compressed = message[: 8 * HEAD_WORDS].view(np.int64).tolist()
         begin = rows_offset(count)
         if magic != MAGIC or count < 0 or begin > len(message):
-            raise ValueError(f"message: expected rows of a relay, got {len(message)} other bytes")
+            raise ValueError(f"message: expected a message of a relay, got {len(message)} other bytes")
         spans = message[8 * HEAD_WORDS : begin].view(np.int64).reshape(count, SPAN_WORDS)
         return cls(seat, epoch, spans, message[begin:], row_bytes, bool(compressed))
 
     def plain_rows(self) -> Bytes:
-        """Returns the decompressed bytes of the rows. Raises ValueError if they are not as many as the head says."""
+        """Returns the decompressed bytes of the rows. Raises ValueError if their number is not the head's."""
         rows = self.rows
         if self.compressed:
             rows = np.frombuffer(codec().decompress(rows.data, uncompressed_size=self.row_bytes), np.uint8)

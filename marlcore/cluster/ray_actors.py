@@ -1,7 +1,7 @@
 """Rows and weights over Ray: the actors that host ingests and porters, and the links of relays and mirrors to them.
 
 A small message is an argument of the call. A larger message, and each row of weights, is put into Ray's object store,
-from which other processes read it without a copy; nodes that have fetched a row serve it to others.
+from which other processes read it without a copy; nodes that have fetched a row serve it to other nodes.
 """
 
 import asyncio

@@ -68,8 +68,8 @@ class RelayStats:
         messages: messages sent. in_flight: sent messages that are not answered yet.
         gaps: rows that were overwritten here before they were sent.
         rewinds: how often the relay asked the ingest again where to continue.
-        delays: for each of the last 1,000 messages, the seconds from the time when the relay saw its oldest row to the
-            ingest's answer.
+        delays: for each of the last 1,000 messages, the seconds from the time when the relay saw the message's oldest
+            row to the ingest's answer.
     """
 
     rows: int = 0
@@ -94,7 +94,7 @@ class Relay(Closing):
             ...  # actors write to the replay, in any processes
 
     Each row arrives once, in the order of its lane. After a lost message or the death of the ingest, the relay reads
-    rows that were not acknowledged from the lanes again. Rows of a ReplayBuffer that are overwritten before they are
+    unacknowledged rows from the lanes again. Rows of a ReplayBuffer that are overwritten before they are
     sent are lost, and count as gaps; no sample spans a gap. A TrajectoryQueue with when_full="wait" makes writers wait
     instead; the relay is its reader.
 
@@ -254,7 +254,7 @@ class Relay(Closing):
     def _hear(self) -> None:
         """Takes the answers that have come, in the order of the messages.
 
-        Raises LinkLost if no answer comes for ANSWER_S: a transport may lose one when the network fails.
+        Raises LinkLost if no answer comes for ANSWER_S: a transport may lose an answer when the network fails.
         """
         while self._flight and self._flight[0][-1].done():
             spans, seen, taken = self._flight.popleft()

@@ -1,5 +1,5 @@
 """marlcore behind the interfaces of cpprb, EMPO, LeRobot, sorrel, Stable-Baselines3, Tianshou and TorchRL.
 
-A module imports none of these libraries but its own. The modules share the ring of rows (`ring`, `ring_lane`,
+Of these libraries, a module imports only its own. The modules share the ring of rows (`ring`, `ring_lane`,
 `compressed_ring`) and replays whose columns are read in place (`replays`, `lane_arrays`).
 """

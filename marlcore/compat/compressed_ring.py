@@ -12,7 +12,7 @@ from ..spec import Field
 from .ring import Ints, Ring, Rows
 from .ring_lane import Path, RingLane
 
-_INSTEAD = "use MPReplayBuffer of cpprb, or LeRobot's without optimize_memory"
+_INSTEAD = "use MPReplayBuffer of cpprb, or a buffer of LeRobot without optimize_memory"
 
 
 class CompressedRing(Ring):
@@ -108,7 +108,7 @@ class CompressedRing(Ring):
 
 
 class _Overrides(dict[int, NDArray[Any]]):
-    """A field's true values where neighbouring rows hold others; the keys are the rows' places, ticket mod capacity."""
+    """A field's true values where neighbouring rows differ; the keys are the rows' places, ticket mod capacity."""
 
     def __init__(self, capacity: int) -> None:
         self._has = np.zeros(capacity, np.bool_)  # by place: whether there is a value

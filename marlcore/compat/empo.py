@@ -80,7 +80,7 @@ def compute_human_policy_prior(
 
     Args:
         possible_goal_generator: its `generate(state, agent_index)` returns (goal, weight) pairs, and
-            `goal.is_achieved(state)` 0 or 1; by default `world_model.possible_goal_generator`.
+            `goal.is_achieved(state)` returns 0 or 1; by default `world_model.possible_goal_generator`.
         believed_others_policy: (state, agent_index, action) -> (probability, action profile) pairs; by default the
             other humans act at random.
         gamma_h, rho_h: the discount of a duration of 1, or its rate -ln(gamma_h); at most one of them. With a discount,
@@ -114,7 +114,7 @@ def compute_human_policy_prior(
         raise ValueError("level_fct: expected a function for use_disk_slicing, got None")
     of_model = getattr(world_model, "possible_goal_generator", None)
     if (generator := of_model if possible_goal_generator is None else possible_goal_generator) is None:
-        raise ValueError("possible_goal_generator: expected one here or in world_model, got None")
+        raise ValueError("possible_goal_generator: expected a generator here or in world_model, got None")
     workers = num_workers if parallel else 1
     if archive_dir is not None:
         Path(archive_dir).mkdir(parents=True, exist_ok=True)

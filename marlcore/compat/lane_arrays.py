@@ -17,7 +17,7 @@ Leaves = Mapping[Key, Array]
 
 
 class LaneArrays:
-    """Arrays by key, each [lanes * size, *shape]; the row with a ticket is at lane * size + ticket mod size.
+    """Arrays by key, each [lanes * size, *shape]; a lane's row with ticket t is at lane * size + t mod size.
 
     Args:
         example: rows, [k, *shape] by key, which give the arrays' shapes and dtypes.
@@ -43,7 +43,7 @@ class LaneArrays:
         self._inside: Inside = {}
 
     def fill(self, lane: int, leaves: Leaves, count: int, head: int) -> None:
-        """Fills an empty lane with its first `count` rows; position `head` is the next one that will be written."""
+        """Fills an empty lane with its first `count` rows; position `head` will be written next."""
         start = lane * self.replay.capacity // self.replay.lanes
         for rows in (count, head % count if count else 0):  # a lap, and what the next one has written
             if rows:
@@ -76,7 +76,7 @@ class LaneArrays:
             staging.lent.clear()
 
     def has(self, numbers: Any) -> bool:
-        """Whether these are numbers of rows, int64 [n]; negative ones are large if they are read as unsigned."""
+        """Whether these are numbers of rows, int64 [n]; negative numbers, read as unsigned, are too large."""
         alike = numbers.__class__ is np.ndarray and numbers.dtype == np.int64 and numbers.ndim == 1
         return alike and len(numbers) > 0 and bool(numbers.view(np.uint64).max() < self.replay.capacity)
 

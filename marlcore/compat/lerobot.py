@@ -38,7 +38,7 @@ class ReplayBuffer(host.ReplayBuffer):
     Args:
         capacity, device, state_keys, image_augmentation_function, use_drq: as in LeRobot.
         storage_device: "cpu", where shared memory lies.
-        optimize_memory: stores a next state only where it is not the state of the row after; for one process alone.
+        optimize_memory: stores a next state only where it differs from the next row's state; for one process alone.
 
     Raises: ValueError: an argument is out of range.
     """
@@ -87,7 +87,7 @@ class ReplayBuffer(host.ReplayBuffer):
         return {name: part for name, part in vars(self).items() if name not in ("_lock", "image_augmentation_function")}
 
     def allocate(self, state: Tensors, action: torch.Tensor, complementary_info: Tensors | None = None) -> None:
-        """Takes the memory for rows like this one, but adds none; without this call, the first `add` takes it.
+        """Allocates memory for rows like this one, but adds no row; without this call, the first `add` allocates it.
 
         Raises: SharedMemoryFull: no room for the buffer.
         """
@@ -131,7 +131,7 @@ class ReplayBuffer(host.ReplayBuffer):
         truncated: bool,
         complementary_info: Mapping[str, Any] | None = None,
     ) -> None:
-        """Adds a row from any process; one with `optimize_memory`, from the process that made the buffer.
+        """Adds a row from any process; with `optimize_memory`, only from the process that made the buffer.
 
         Args:
             state, action, reward, next_state, done, truncated, complementary_info: as in LeRobot, with a leading axis
@@ -209,7 +209,7 @@ class ReplayBuffer(host.ReplayBuffer):
         return _field_of(value, "uint8" if levels else "float32")
 
     def _row(self, name: str, value: Any) -> Any:
-        """Returns what the ring takes for a value: an array [1, *shape], or a number as it is."""
+        """Returns what the ring takes for a value: an array [1, *shape], or the number itself."""
         field = self._fields[name]
         dtype, shape = field.dtype, (1, *field.shape)
         if value.__class__ is bool and name in ("done", "truncated"):
@@ -226,7 +226,7 @@ class ReplayBuffer(host.ReplayBuffer):
             with np.errstate(invalid="ignore"):
                 given, array = array, levels.astype(np.uint8)
             if (levels != array).any():
-                raise ValueError(f"{name}: expected an image from 0 to 1, got {given.min():.3g} to {given.max():.3g}")
+                raise ValueError(f"{name}: expected values from 0 to 1, got {given.min():.3g} to {given.max():.3g}")
         if array.shape not in (field.shape, shape) and not array.size == 1 == math.prod(field.shape):
             raise ValueError(f"{name}: expected {field.describe()}, got shape {array.shape}")
         return rows_of(name, field, array.reshape(shape), 1)

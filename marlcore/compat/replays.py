@@ -73,8 +73,8 @@ MOST_BYTES = 2**31 - 1  # of a NumPy dtype
 class RowCopy(Generic[K]):
     """Copies fields of up to `room` rows of a replay into new memory.
 
-    `numbers`, int64 [n], are tickets in a replay of one lane, otherwise lane * rows of a lane + ticket mod rows of a
-    lane. The copies are named as in `places`, each [n, *shape].
+    `numbers`, int64 [n], are tickets in a replay of one lane, otherwise lane * r + ticket mod r, where a lane has r
+    rows. The copies are named as in `places`, each [n, *shape].
     """
 
     def __init__(self, replay: ViewedReplay, places: Mapping[K, Place], room: int) -> None:
@@ -91,7 +91,7 @@ class RowCopy(Generic[K]):
         self._made = room, self._structure(room)
 
     def _structure(self, count: int) -> np.dtype[Any] | None:
-        """Returns a dtype of all copies of `count` rows; indexing one array of it costs less than making each copy.
+        """Returns a dtype of all copies of `count` rows; indexing one such array costs less than making several.
 
         None for more bytes than a dtype may have.
         """

@@ -1,4 +1,4 @@
-"""The ring behind the buffers of cpprb and sorrel: rows of named fields, which many processes can use.
+"""The ring behind the buffers of cpprb, LeRobot and sorrel: rows of named fields, which many processes can use.
 
 The rows lie in one shared lane. Clearing the ring raises its base: rows with tickets below the base no longer count.
 Positions count from the base, so a cleared ring fills from position 0 again.
@@ -73,8 +73,8 @@ class Ring:
         fields: the fields of a row by name.
         capacity: the number of rows.
         shared: True: any number of processes append, under a lock that costs two system calls per append. False: the
-            first process that appends is the only one, until it releases or closes the ring, or ends; there, `columns`
-            has views of the fields, [capacity + margin, *shape], to read in place.
+            first process that appends is the only one, until it releases or closes the ring, or ends. That process's
+            `columns` has views of the fields, [capacity + margin, *shape], to read in place.
         margin: rows before the oldest position that stay readable.
         path: an ordinary file for the rows, which stays; None: shared memory.
     """
@@ -120,7 +120,7 @@ class Ring:
             try:
                 self._writer = lane.writer(self._shared)
             except LaneBusy:
-                raise LaneBusy("add: another process adds to this buffer until it releases or closes it") from None
+                raise LaneBusy("add: another process adds to this buffer; it must first release or close it") from None
             if not self._shared:
                 self.columns = {name: lane.column(place)[0] for name, place in lane.places.items()}
         return self._writer

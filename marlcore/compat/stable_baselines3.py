@@ -263,7 +263,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def _ready(self, env: VecNormalize | None) -> _Newest:
         """Returns the newest step. Raises as `sample` does."""
         if env is not None and env.norm_reward and self.n_steps > 1:
-            raise ValueError("env: expected one that leaves rewards alone, since n_steps > 1, got norm_reward=True")
+            raise ValueError("env: expected norm_reward=False, since n_steps > 1, got norm_reward=True")
         if self._newest is None:
             raise NotEnoughData("sample: expected at least one step, got an empty buffer")
         return self._newest
@@ -297,7 +297,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             ended = ended.astype(np.bool_)
         ended = self._checks["done"](ended)
         if self.handle_timeout_termination and len(infos) != self.n_envs:
-            raise ValueError(f"infos: expected {self.n_envs} dicts, one of each environment, got {brief(infos)}")
+            raise ValueError(f"infos: expected {self.n_envs} dicts, one for each environment, got {brief(infos)}")
         return ended
 
     def _ends(self, ended: NDArray[np.bool_], infos: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

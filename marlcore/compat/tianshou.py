@@ -125,7 +125,7 @@ class ReplayBuffer(host.ReplayBuffer):
 
     @classmethod
     def from_tianshou(cls, plain: host.ReplayBuffer) -> Any:
-        """Returns a buffer with the rows, statistics and priorities of one of Tianshou's, which stays unchanged.
+        """Returns a buffer with the rows, statistics and priorities of Tianshou's `plain`, which does not change.
 
         Raises: TypeError: the buffer is of another class, or has arrays of objects outside of info and policy.
         """
@@ -162,13 +162,13 @@ class ReplayBuffer(host.ReplayBuffer):
     set_array_at_key = dropnull = set_batch
 
     def _rows_for(self, given: dict[Key, Array]) -> LaneArrays:
-        """Returns the lanes, which take the arrays of the first row. Raises as `add` if other rows have others."""
+        """Returns the lanes, which take the arrays of the first row. Raises as `add` if a later row's keys differ."""
         rows = self._rows
         kept = rows.names if rows else {key: "" for key, array in given.items() if array.dtype.kind in "biufc"}
         for key in given.keys() - kept.keys():
             if key[0] not in _BESIDE:
                 raise TypeError(f"{'.'.join(key)}: expected the first row's arrays of numbers, got {brief(given[key])}")
-            _say_once(f"{type(self).__name__} stores the numbers of the first info and policy, and no others")
+            _say_once(f"{type(self).__name__} stores only the numbers of info and policy that the first row has")
         if not {key[0] for key in kept.keys() - given.keys()} <= {*_BESIDE}:
             raise names_error("batch", map(".".join, kept), [*map(".".join, given)])
         if rows is None:
@@ -180,7 +180,7 @@ class ReplayBuffer(host.ReplayBuffer):
         return rows
 
     def _columns(self, parts: dict[str, Any], stacked: bool) -> dict[Key, Array]:
-        """Returns the stored fields of a batch with a leading axis over rows, which a batch that is `stacked` has."""
+        """Returns the stored fields of a batch with a leading axis over rows, which a `stacked` batch already has."""
         if not self._save_obs_next:
             parts.pop("obs_next", None)
         for name in {"obs", "obs_next"} & parts.keys() if self._save_only_last_obs else ():
@@ -211,7 +211,7 @@ def _tree_of(leaves: Leaves, *empty: str) -> Batch:
 
 
 def _parts_of(buffer: Any) -> Any:
-    """Returns the buffers of a manager, which are equally large; of another buffer, itself."""
+    """Returns a manager's buffers, which are equally large; for another buffer, the buffer itself."""
     return vars(buffer).get("buffers", [buffer])
 
 
@@ -223,7 +223,7 @@ def _show(buffer: Any, rows: Batch) -> None:
 
 
 def _without_rows(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns copies of what a buffer consists of beside its rows."""
+    """Returns copies of a buffer's attributes, without its rows."""
     rows = {id(meta): Batch() for meta in (state["_meta"], *(part._meta for part in state.get("buffers", ())))}
     return deepcopy({name: part for name, part in state.items() if name not in ("_rows", "_shown")}, rows)
 

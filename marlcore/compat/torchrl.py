@@ -148,7 +148,7 @@ class _LaneStorage(_Storage):
     def get(self, index: Any) -> TensorDict:
         drawn, self.drawn = self.drawn, None
         if drawn is None or drawn[0] is not index:
-            raise IndexError("index: expected that of the newest draw, since rows in lanes have no slots")
+            raise IndexError("index: expected the index of the newest draw, since rows in lanes have no slots")
         batch = drawn[1]
         return TensorDict({key: torch.from_numpy(batch.extras[name]) for name, key in self.keys.items()}, [len(batch)])
 
@@ -173,17 +173,17 @@ class _LaneStorage(_Storage):
         return {"keys": self.keys, "saved": torch.frombuffer(bytearray(to_bytes(self.replay)), dtype=torch.uint8)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replaces the rows by those of a state; if the state does not fit, the old rows stay."""
+        """Replaces the rows by a state's rows; if the state does not fit, the old rows stay."""
         if self.replay is not None and self.replay._segment.is_locked(SEGMENT_LOCK):
-            raise MarlcoreError("empty, load: expected a buffer of one process, got one that others have too")
+            raise MarlcoreError("empty, load: expected a buffer of one process, got a buffer of several")
         if not state_dict:
             self.close()
             return
         keys, replay = state_dict["keys"], from_bytes(state_dict["saved"].numpy().data, _NAME, Replay)
         with ClosedAfterError(replay):
             if (replay.capacity, replay.lanes) != (self.max_size // self.lanes * self.lanes, self.lanes):
-                saved = f"the saved buffer, {replay.capacity}, {replay.lanes}"
-                raise ValueError(f"max_size, lanes: expected those of {saved}, got {self.max_size}, {self.lanes}")
+                saved = f"{replay.capacity}, {replay.lanes}, as in the saved buffer"
+                raise ValueError(f"max_size, lanes: expected {saved}, got {self.max_size}, {self.lanes}")
             if keys.keys() != replay.spec.extras.keys():
                 raise names_error("keys", replay.spec.extras, keys)
         self._hold(replay)

@@ -107,7 +107,7 @@ class NamedEnvironment:
         raise ValueError(f"environment: expected {KINDS}, got {brief(name)}{hint}")
 
     def function(self) -> Any:
-        """Returns what <module>:<function> names, None for other names. Raises ValueError if it cannot be imported."""
+        """Returns the function that <module>:<function> names, or None. Raises ValueError if it cannot be imported."""
         own = self.name.partition(":")[0] not in (*MAKERS, "atari") and is_importable(self.name)
         return resolve("environment", self.name) if own else None
 
@@ -122,7 +122,7 @@ class NamedEnvironment:
         return 4 if self._atari_game() else 1
 
     def vectorized(self, copies: int) -> Any:
-        """Returns the vector environment of a Gymnasium id or a VMAS scenario; None if there is none."""
+        """Returns the vector environment of a Gymnasium id or a VMAS scenario; None if the name has none."""
         kind, _, id = self.name.partition(":")
         if kind == "vmas" and id and not self.wrappers:
             return VMASEnvironment(id, copies, **self.options)
@@ -164,7 +164,7 @@ def adapt(env: Any) -> Environment:
         return adapted
     if hasattr(env, "observation_space") and hasattr(env, "reset") and not hasattr(env, "num_envs"):
         return GymnasiumEnvironment(env)
-    raise TypeError(f"env_fn: expected it to make a marlcore, PettingZoo or Gymnasium environment, got {brief(env)}")
+    raise TypeError(f"env_fn: expected a marlcore, PettingZoo or Gymnasium environment, got {brief(env)}")
 
 
 def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:

@@ -30,7 +30,7 @@ RETURNED["last"] = RETURNED["step"]
 ALLOW_INF = "allow_inf"  # the attribute of a Box whose values may be infinite; its bounds do not tell
 SCALARS = (int, float, np.bool_, np.integer, np.floating)
 LARGEST_REWARD = float(np.finfo(np.float32).max)
-EXPECTED_MASK = f"{MASK}: expected one in every info or in none, got "
+EXPECTED_MASK = f"{MASK}: expected a mask in every info or in none, got "
 
 
 class Adapter:

@@ -23,7 +23,7 @@ def is_vector(env: Any) -> bool:
 
 
 def index_of(copies: NDArray[np.int64], count: int) -> Any:
-    """Returns the index of these copies' rows in arrays of all `count` copies: a slice, which is faster, for all."""
+    """Returns the index of these copies' rows in arrays of `count` copies; for all copies a slice, which is faster."""
     return slice(None) if len(copies) == count else copies
 
 
@@ -71,7 +71,7 @@ def joined(
     empty: Callable[[int], Joined], place: Place[Joined], turns: Sequence[Turn], outcomes: Sequence[Outcome],
     over: NDArray[np.bool_],
 ) -> tuple[Joined, Joined | None]:  # fmt: skip
-    """Combines the agents' present observations and their final observations into arrays [copies, ...] each.
+    """Combines the agents' present observations, and also their final observations, into arrays [copies, ...].
 
     Agents whose episode continues still see an agent whose episode ended at this step. The second result is None if no
     episode ended; otherwise only its rows for ended episodes are meaningful.
@@ -80,7 +80,7 @@ def joined(
         empty: makes arrays [k, ...] in which every agent is absent.
         place: writes an agent's observations in some copies into the arrays; its last argument tells whether they are
             final observations.
-        over: bool [copies], whether the copy's episode ended for all agents, so that `turns` begin the next one.
+        over: bool [copies], whether the copy's episode ended for all agents, so `turns` begin the next episode.
     """
     now = empty(len(over))
     for turn in turns:

@@ -347,7 +347,7 @@ def _in_rounds(env: Any, copy: int) -> Rounds:
 
 class _Buffers(dict[str, AgentBuffer]):
     def __missing__(self, agent: Any) -> AgentBuffer:
-        raise ValueError(f"agent: expected one of {list(self)}, which the environment named at first, got {agent!r}")
+        raise ValueError(f"agent: expected one of the agents named at first, {list(self)}, got {agent!r}")
 
 
 def raise_in_copy(error: Exception, copy: int, agent: str = "") -> NoReturn:

@@ -136,7 +136,7 @@ def is_registered(id: str) -> bool:
 
 
 def _import_what_registers(id: str) -> None:
-    """Imports the package that registers `id`, if the id tells its name.
+    """Imports the package that registers `id`, if the id tells the package's name.
 
     Raises ImportError if a package in PACKAGES is not installed.
     """

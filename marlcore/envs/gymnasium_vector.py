@@ -151,7 +151,7 @@ class GymnasiumVector(Adapter):
         """Does nothing: `_step` takes the actions."""
 
     def _step(self) -> Any:
-        """Steps the copies; `observe` calls it, not `act`, since it may overwrite the observations of the last turn."""
+        """Steps the copies; `observe`, not `act`, calls it, since a step may overwrite the last turn's observations."""
         return result_of("step", self._env.step(self._actions))
 
     def _turn(self, values: Values) -> Turn:
@@ -162,11 +162,11 @@ class GymnasiumVector(Adapter):
         return Turn(AGENT, copies, values, begins)
 
     def _learn_mode(self, info: Info) -> None:
-        """Infers an undeclared autoreset mode from an episode's last info. Raises EnvironmentFailed if two differ."""
+        """Infers an undeclared autoreset mode from an episode's last info. Raises EnvironmentFailed if modes differ."""
         shown = "SameStep" if any(name in info for name in FINAL_OBS) else "NextStep"
         if self._mode not in (None, shown):
-            expected = "autoreset_mode: expected one in the metadata, or final_obs at all ends of episodes or at none"
-            raise EnvironmentFailed(f"{AGENT}: {expected}, got an end as in {shown} after one as in {self._mode}")
+            expected = "autoreset_mode: expected a mode in the metadata, or final_obs at every episode's end or at none"
+            raise EnvironmentFailed(f"{AGENT}: {expected}, got an end as in {shown} after an end as in {self._mode}")
         self._mode = self._mode or shown
 
     def _last_info(self, info: Info, copy: int) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class GymnasiumVector(Adapter):
         return final_obs if self._acting is self._all else rows_at(final_obs, self._acting)
 
     def _final_values(self, info: Info, copy: int, last: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a copy's final observation and mask by name; `last` is its last info, `info` that of all copies."""
+        """Returns a copy's final observation and mask by name; `last` is its last info, `info` all copies' info."""
         name = next((name for name in FINAL_OBS if name in info), FINAL_OBS[0])
         finals = info.get(name)
         by_copy = isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype.kind == "O")
@@ -240,7 +240,7 @@ class GymnasiumVector(Adapter):
             raise
 
     def _masks(self, masks: Any) -> NDArray[np.bool_]:
-        """Returns masks, bool [copies, choices]. A missing one allows nothing: `check` raises if that copy acts."""
+        """Returns masks, bool [copies, choices]. A missing mask allows nothing: `check` raises if that copy acts."""
         shape = self.copies, self._view.spaces.choices
         if masks is None:
             return np.zeros(shape, bool)

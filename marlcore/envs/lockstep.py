@@ -54,7 +54,7 @@ def _mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class Lockstep:
-    """A VectorEnvironment whose copies are always at the same step, so that their episodes end together."""
+    """A VectorEnvironment whose copies are always at the same step, so their episodes end together."""
 
     def __init__(self, copies: int) -> None:
         check_whole("copies", copies)

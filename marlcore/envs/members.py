@@ -17,7 +17,7 @@ Arrays = dict[str, NDArray[Any]]  # a team's observations by part, [k, ...], wit
 
 
 class Team:
-    """Joins some agents of an environment, whose spaces are `members`, into one.
+    """Joins some agents of an environment into one; `members` holds their spaces.
 
     Members with equal spaces form a group, whose observations are one array [members, ...]: the part "members" of the
     team's observation, or "members_0", "members_1" and so on for several groups. The part "alive" tells which members
@@ -100,4 +100,4 @@ def _joined_actions(team: str, spaces: list[gym.Space]) -> tuple[gym.Space, list
         if len(set(sizes)) == 1:
             low, high = (bound.reshape(len(sizes), -1) for bound in (low, high))
         return gym.Box(low, high, dtype=low.dtype), sizes
-    raise ValueError(f"team {team}: expected Discrete actions of all members, or a Box of all, got {brief(spaces)}")
+    raise ValueError(f"team {team}: expected only Discrete actions, or only Boxes of floats, got {brief(spaces)}")

@@ -47,7 +47,7 @@ class OpenSpielGame:
             game = pyspiel.convert_to_turn_based(game)
         self._complete = kind.provides_information_state_tensor
         if kind.dynamics == dynamics.MEAN_FIELD or not (self._complete or kind.provides_observation_tensor):
-            raise ValueError(f"environment: expected a game of players whose states have tensors, got {name!r}")
+            raise ValueError(f"environment: expected a game (not mean-field) whose states have tensors, got {name!r}")
         self.game = game
         self._shape = game.information_state_tensor_shape() if self._complete else game.observation_tensor_shape()
         self._actions: int = game.num_distinct_actions()

@@ -32,7 +32,7 @@ class PerAgent(Wrapper):
         seen, acted = env.observation_space, env.action_space
         if not isinstance(seen, gymnasium.spaces.Tuple) or len(seen) != len(acted):
             raise ValueError(
-                f"observation space: expected a Tuple of {len(acted)} parts, as of actions, got {brief(seen)}"
+                f"observation space: expected a Tuple of {len(acted)} parts, like the action space, got {brief(seen)}"
             )
         self.possible_agents = [f"agent_{i}" for i in range(len(acted))]
         self.agents: list[str] = []

@@ -115,7 +115,7 @@ class ParallelRounds(Adapter):
         results: dict[str, Result | Absent] = {}
         for agent in agents:
             if agent not in observations:
-                reason = f"obs: expected an observation, got those of {brief(list(observations))}"
+                reason = f"obs: expected an observation, got observations of {brief(list(observations))}"
                 raise failed(self._copy, agent, reason)
             ends = terminated.get(agent, False), truncated.get(agent, False)
             results[agent] = observations[agent], rewards.get(agent, 0.0), *ends, self.infos.get(agent, {})

@@ -1,4 +1,4 @@
-"""Teams: agents that observe, act and earn as one, so that a row holds one step of all members."""
+"""Teams: agents that observe, act and earn as one, so a row holds one step of all members."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -40,8 +40,8 @@ class TeamEnvironment(Wrapper):
     """A PettingZoo Parallel environment in which each of `teams` is one agent; see `Team`.
 
     A team earns the sum of its members' rewards, which its info lists as "member_rewards". The team's episode ends in
-    the step that ends its last members' episodes: truncated if that step truncates a member, otherwise terminated. An
-    AEC environment whose metadata hold "is_parallelizable" is converted to a Parallel one.
+    the step that ends the last of its members' episodes: truncated if that step truncates a member, otherwise
+    terminated. An AEC environment whose metadata hold "is_parallelizable" is converted to a Parallel one.
 
     Raises: ValueError: the environment is of another kind, or its members' actions cannot be joined.
     """
@@ -115,7 +115,7 @@ class TeamEnvironment(Wrapper):
                 alone = _without_mask(team.members[member], observations[member])
                 team.place(arrays, member, 0, as_field(f"obs of {member}", field, alone))
             elif member in alive:
-                raise ValueError(f"obs of {member}: expected one, got those of {brief(list(observations))}")
+                raise ValueError(f"obs of {member}: expected an observation, got obs of {brief(list(observations))}")
         arrays[ALIVE][0] = [member in alive for member in team.members]
         for member in alive if team.masked else ():
             if member in team.members:
@@ -127,7 +127,7 @@ class TeamEnvironment(Wrapper):
         """Returns the info of the first member that has one. Raises ValueError if a member's info holds a mask."""
         given = [infos[member] for member in self._teams[team].members if member in infos]
         if any(MASK in info for info in given):
-            raise ValueError(f"{MASK}: expected the masks of a team's members in observations, got one in an info")
+            raise ValueError(f"{MASK}: expected masks in the observations of a team's members, got a mask in an info")
         return dict(given[0]) if given else {}
 
 
@@ -165,6 +165,6 @@ def _parallel(env: Any) -> Any:
 
         return aec_to_parallel(env)
     raise ValueError(
-        f"teams: expected an environment of PettingZoo whose agents act at once, such as "
+        f"teams: expected a PettingZoo environment whose agents act at once, such as "
         f"pettingzoo-parallel:mpe2.simple_spread_v3, got {brief(env)}"
     )

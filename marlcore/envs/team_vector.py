@@ -95,7 +95,7 @@ class _Columns:
     def join(
         self, outcomes: list[Outcome], turns: list[Turn], over: NDArray[np.bool_]
     ) -> tuple[list[Outcome], list[Turn]]:
-        """Returns the team's outcomes and its turn from those of its members.
+        """Joins the members' outcomes and turns into the team's outcomes and turn.
 
         Raises EnvironmentFailed if a member's observation or reward does not fit.
         """
@@ -138,7 +138,7 @@ class _Columns:
         )
 
     def _rows(self, which: Any) -> tuple[NDArray[np.int64], Any]:
-        """Returns the copies where `which`, bool [copies], is True, and the index of their rows in arrays of all."""
+        """Returns the copies where `which`, bool [copies], is True, and their index in arrays of all copies."""
         return (self._everywhere, slice(None)) if which.all() else (which.nonzero()[0],) * 2
 
     def _values(self, arrays: Arrays, index: Any) -> Arrays:

@@ -105,7 +105,7 @@ class HuntState:
         return obs
 
     def move(self, actions: NDArray[np.int64]) -> None:
-        """Moves the agent that acts, by actions int64 [hunts], where the agent's way is free."""
+        """Moves the agent that acts by its actions, int64 [hunts]; it stays where its way is not free."""
         origin = self._positions[self.index]
         target = origin + self._moves.take(actions)
         codes = self._cells.take(target)
@@ -168,7 +168,7 @@ class TreasureHunt:
 
     Args:
         agents: the number of agents; at least 1.
-        size: cells along a side, without walls; agents and entities leave at least one cell empty.
+        size: cells along a side, without walls; agents and entities must leave at least one cell empty.
         view: cells seen in each direction; at least 1.
         horizon: turns in an episode; at least 1.
         gems, food, bones: the number of each, including collected ones that may return.

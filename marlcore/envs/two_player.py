@@ -31,7 +31,7 @@ class TwoPlayer(Wrapper):
             `terminated` at that step; None leaves the environment's ends as they are.
 
     Attributes:
-        possible_agents: "player_1" and "player_2". agents: those of the current episode.
+        possible_agents: "player_1" and "player_2". agents: the players of the current episode.
 
     Raises: TypeError: the environment lacks a method. ValueError: its action space cannot be halved, or the table's
         rows are not as long as a half.
@@ -98,7 +98,7 @@ class TwoPlayer(Wrapper):
 
 def _halves(space: Any) -> tuple[gym.Box, gym.Box]:
     if not isinstance(space, gym.Box) or len(space.shape) != 1 or space.shape[0] % 2:
-        raise ValueError(f"action space: expected a Box of an even length, half of it each player's, got {space}")
+        raise ValueError(f"action space: expected a Box of even length, one half for each player, got {space}")
     k = space.shape[0] // 2
     low, high = space.low, space.high
     return gym.Box(low[:k], high[:k], dtype=space.dtype), gym.Box(low[k:], high[k:], dtype=space.dtype)

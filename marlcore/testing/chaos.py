@@ -35,7 +35,7 @@ RUN = "run-to-be-attacked"  # the first argument in the attacked process; its di
 
 @dataclass(frozen=True)
 class ChaosOptions(Declared):
-    """Kill and stop the processes of a real run at random, and check every row and all weights that it reads."""
+    """Kill and stop the processes of a real run at random, and check every row and all weights that the run reads."""
 
     seconds: Annotated[float, Number(above=0)] = 60.0
     """Duration of the run."""
@@ -137,7 +137,7 @@ class _Chaos:
             self._strike(target, "stop", lambda: self.victim.parent.pid, [])
 
     def _strike(self, target: str, how: str, find: Callable[[], int], workers: list[str]) -> None:
-        """Signals the process that `find` returns, and waits until the named workers were replaced and work again."""
+        """Signals the process that `find` returns, and waits until the named workers are replaced and at work."""
         victim, began, pid = self.victim, time.monotonic(), find()
         attempts = {name: victim.attempt(name) for name in workers}
         if find() != pid or not victim.signal(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP):

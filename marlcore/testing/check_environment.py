@@ -23,9 +23,9 @@ from ..observations import by_name
 from ..spaces import MASK, Spaces
 
 Event = tuple[Any, ...]  # where something happened, and the values that two plays with one seed have in common
-PATIENCE = 10  # times as many turns as are compared, in which an episode should end
-COSTS = "training works, but a seed repeats neither a run, even in serial mode, nor an evaluation's episodes"
-ENDLESS = "without one, no return is known and no evaluation ends: truncate episodes, as gymnasium's TimeLimit does"
+PATIENCE = 10  # an episode should end within this many times the turns that are compared
+COSTS = "training works, but no seed repeats a run (even in serial mode) or an evaluation's episodes"
+ENDLESS = "endless episodes have no returns, and no evaluation ends: truncate them, as gymnasium's TimeLimit does"
 
 
 def check_env(env_or_fn: Any, steps: int = 1000, seed: int = 0) -> None:
@@ -38,11 +38,11 @@ def check_env(env_or_fn: Any, steps: int = 1000, seed: int = 0) -> None:
         seed: seeds the environment and the actions.
 
     Warns:
-        UserWarning: two plays with one seed differ, or no episode ended in ten times as many turns.
+        UserWarning: two plays with one seed differ, or no episode ended within 10 * `steps` turns.
 
     Raises:
         EnvironmentFailed: a violation; one line names the agent, the part, the expected value and the actual one.
-        ValueError: marlcore does not support a space. TypeError: `env_or_fn` is not an environment and makes none.
+        ValueError: marlcore does not support a space. TypeError: `env_or_fn` neither is nor makes an environment.
     """
     if isinstance(env_or_fn, str):
         env_or_fn = factory(env_or_fn)
@@ -53,7 +53,7 @@ def check_env(env_or_fn: Any, steps: int = 1000, seed: int = 0) -> None:
         player = _player(env)
         first = player.play(steps, seed, most=PATIENCE * steps)
         if not player.ended:
-            warnings.warn(f"episodes: expected ends, got none in {PATIENCE * steps} turns; {ENDLESS}", stacklevel=2)
+            warnings.warn(f"episodes: expected an end, got none in {PATIENCE * steps} turns; {ENDLESS}", stacklevel=2)
         _check_state(env, seed)
         again, what = player.play(steps, seed), "the same environment, reset with the same seed"
         differs = _difference(first, again)
@@ -111,7 +111,7 @@ class _Single:
         for name in ("observation_spaces", "action_spaces"):
             named = list(getattr(env, name))
             if set(named) != set(agents):
-                raise EnvironmentFailed(f"{name}: expected those of {agents}, got those of {named}")
+                raise EnvironmentFailed(f"{name}: expected spaces of {agents}, got spaces of {named}")
         self._reset(0)
         if env.agent in agents:
             self._last(env.agent)  # so that an early fault is reported by this check, not by an exception below
@@ -123,7 +123,7 @@ class _Single:
         self.ended = False  # whether an agent's episode has ended
 
     def play(self, steps: int, seed: int, most: int = 0) -> list[Event]:
-        """Plays that many turns, or up to `most` until an episode ends; returns the first `steps`."""
+        """Plays `steps` turns, and up to `most` if no episode ended; returns the events of the first `steps` turns."""
         choosers = {agent: _Chooser(view.spaces, seed) for agent, view in self._views.items()}
         self._masked: dict[str, bool] = {}  # by agent: whether it has masks when it acts
         events: list[Event] = []
@@ -144,7 +144,7 @@ class _Single:
             events += [event][: turns <= steps]
             if ended:
                 if agent in self._over:  # some may be out before anyone acts, but not for a second time
-                    raise EnvironmentFailed(f"reset: expected a new episode, got a second end of {agent}'s")
+                    raise EnvironmentFailed(f"reset: expected a new episode, got a second end of {agent}'s episode")
                 self._over.add(agent)
                 self._must_refuse(agent)
                 self._env.step(None)
@@ -196,7 +196,7 @@ class _Single:
         return values, allowed
 
     def _must_refuse(self, agent: str | None) -> None:
-        """Checks that `step` raises after the end of the agent's episode or, if `agent` is None, of the whole one."""
+        """Checks that `step` raises after the agent's end or, if `agent` is None, after the whole episode's end."""
         actor = agent or self._env.agents[0]
         case = f"{actor}, whose episode has ended" if agent else "an episode that is over"
         if case in self._refused:
@@ -258,7 +258,7 @@ class _Several:
         self._pending: set[tuple[str, int]] = set()  # (agent, copy) whose action has no outcome yet
         self._begun: set[tuple[str, int]] = set()
         if np.any(env.ended):
-            raise EnvironmentFailed(f"ended: expected no episodes after a reset, got {env.ended}")
+            raise EnvironmentFailed(f"ended: expected zeros after a reset, got {env.ended}")
         events: list[Event] = []
         played = 0
         while len(events) < steps or (played < most and not self.ended):
@@ -268,7 +268,7 @@ class _Several:
             played += len(turns)
             _check_array("ended", env.ended, (env.copies,), "i")
             if int(env.ended.sum()) != env.episodes:
-                raise EnvironmentFailed(f"ended: expected {env.episodes} episodes in all copies, got {env.ended}")
+                raise EnvironmentFailed(f"ended: expected a sum of {env.episodes}, as in `episodes`, got {env.ended}")
             if not turns and env.episodes == episodes:
                 raise EnvironmentFailed("observe: expected at least one turn, got none")
             happened = [*map(self._outcome, outcomes), *map(self._turn, turns)]
@@ -293,7 +293,7 @@ class _Several:
             self._values(final, agent, copies, final_obs)
         for copy, end in zip(copies.tolist(), ended.tolist(), strict=True) if outcome.acted else ():
             if (agent, copy) not in self._pending:
-                raise EnvironmentFailed(f"{label}: copy {copy}: expected none, since the agent has not acted there")
+                raise EnvironmentFailed(f"{label}: copy {copy}: expected no outcome, since the agent has not acted")
             self._pending.discard((agent, copy))
             if end:
                 self._begun.discard((agent, copy))
@@ -318,7 +318,7 @@ class _Several:
 
     def _check_copies(self, label: str, agent: str, copies: Any) -> None:
         if agent not in self._env.agents:
-            raise EnvironmentFailed(f"{label}: expected one of {self._env.agents}")
+            raise EnvironmentFailed(f"{label}: expected an agent of {self._env.agents}")
         whole = isinstance(copies, np.ndarray) and copies.ndim == 1 and copies.dtype.kind == "i" and len(copies) > 0
         right = whole and (np.diff(copies) > 0).all() and copies[0] >= 0 and copies[-1] < self._env.copies
         _require(right, f"{label}: copies", f"ascending numbers below {self._env.copies}", copies)

@@ -76,7 +76,7 @@ class CheckedEnvironment:
 
     def step(self, action: int | None) -> None:
         if self.agent is None or (action is None) != (self._steps[self.agent] == self._length):
-            raise ValueError(f"step: expected an action of a live agent, or None, got {action!r} of {self.agent}")
+            raise ValueError(f"step: expected an action, or None after the agent's end, got {action!r} of {self.agent}")
         if action is None:
             self._left.remove(self.agent)
         else:

@@ -61,7 +61,7 @@ class Victim:
         return self.control.notes[name].load(RESTARTS) + 1
 
     def works(self, name: str, attempt: int) -> bool:
-        """Whether a later process of the worker than number `attempt` has completed a round of work."""
+        """Whether a successor of the worker's process number `attempt` has completed a round of work."""
         counters = self.control.workers[name]
         return counters.load(READY) > attempt and counters.load(BEATS) > 0
 

@@ -109,7 +109,7 @@ ray_cluster.__version__ = "9.9"
 print(refusal(connected))
 """
 SAYS = (
-    "expected 3 beside this machine with CPU 1, got 2", "has 2 of 9 CPU", "has 0 of 2 highmem",
+    "expected 3 other machines with CPU 1, got 2", "has 2 of 9 CPU", "has 0 of 2 highmem",
     "cluster.address: expected a Ray cluster at '1", "cluster.address: expected a Ray cluster at 'aaaa",
     "OSError: no such game", "No module named 'only_here'", "cluster: expected marlcore 9.9 on",
 )  # fmt: skip

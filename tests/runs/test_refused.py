@@ -73,7 +73,7 @@ CARTPOLE = "gymnasium:CartPole-v1"
 ALGORITHM = "algorithm: expected an Algorithm, such as marlcore.DQN(), or its name"
 # What `mc.train` says, and what it was asked.
 RUNS: dict[str, Callable[[], dict[str, Any]]] = {
-    "observation space: expected a Tuple of 1 parts, as of actions, got Dict": lambda: {
+    "observation space: expected a Tuple of 1 parts, like the action space, got Dict": lambda: {
         "env_fn": partial(Counting, gym.Tuple([gym.Discrete(2)]))
     },
     "DQN: expected a Discrete, MultiDiscrete or MultiBinary": lambda: {"env_fn": "gymnasium:Pendulum-v1"},

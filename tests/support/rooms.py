@@ -83,7 +83,7 @@ WRONG = {  # by case: the field, its value, what copies say, and what `check_env
     "mask of a Box": ("mask of b", np.ones(2, bool), *["b: action_mask: expected none for the action space Box("] * 2),
     "missing": ("room", MISSING, "b: obs: expected obs['doors'], obs['place'], obs['room'], ", "b: obs: expected Di"),
     "mask length": ("action_mask", np.ones(4, np.int8), *[f"{MASK}bool (3,), got array([1, 1, 1, 1]"] * 2),
-    "mask missing": ("action_mask", MISSING, f"{MASK}bool (3,), got None", f"{MASK}one in every info or in none, got "),
+    "mask missing": ("action_mask", MISSING, f"{MASK}bool (3,), got None", f"{MASK}a mask in every info or in none, g"),
     "mask of nothing": (
         "action_mask", np.zeros(3, np.int8), *[f"{MASK}an allowed action, got {of}" for of in ("[Fal", "array([0, 0")],
     ),
@@ -103,9 +103,9 @@ WRONG = {  # by case: the field, its value, what copies say, and what `check_env
     "integer for an end": ("terminated", 0, None, f"{END}0"),
     "step": ("step", RuntimeError("no step"), "a: RuntimeError: no step", None),
     "same names": ("agents", ("a", "a"), None, "agents: expected different names, got ('a', 'a')"),
-    "spaces": ("spaces", None, None, "observation_spaces: expected those of ('a', 'b'), got those of ['a']"),
+    "spaces": ("spaces", None, None, "observation_spaces: expected spaces of ('a', 'b'), got spaces of ['a']"),
     "short": ("short", None, f"a: ValueError: last: {FIVE} 4 values", f"last of a: {FIVE} ({{"),
     "after the end": ("after the end", None, None, "step: expected an error for an action of a, whose episode has e"),
     "stranger": ("stranger", None, None, "agent: expected one of ('a', 'b'), got 'z'"),
-    "no reset": ("no reset", None, None, "reset: expected a new episode, got a second end of a's"),
+    "no reset": ("no reset", None, None, "reset: expected a new episode, got a second end of a's episode"),
 }  # fmt: skip

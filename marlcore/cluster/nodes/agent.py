@@ -99,7 +99,7 @@ class Agent:
 
 
 def make_once(env_fn: Callable[[], Any]) -> None:
-    """Makes an environment and closes it, to check that this machine can."""
+    """Makes an environment and closes it, to check that this machine can make it."""
     vectorize(env_fn, 1).close()
 
 

@@ -97,7 +97,7 @@ class Controller(Remote):
         return max(self._uplinks[policy].mirror.version, *(status.versions.get(policy, 0) for status in answers), 0)
 
     def _fill(self) -> None:
-        """Starts an agent for each empty seat for which a machine is free, for example one that has just joined."""
+        """Starts an agent for each empty seat for which a machine is free, such as a machine that has just joined."""
         control, seats = self._control, self._seats
         if control.stopping:
             seats = [*self.learners] if control.finishing else []

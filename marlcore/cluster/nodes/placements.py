@@ -159,7 +159,7 @@ class Placement(ABC):
 class ActorPlacement(Placement):
     """The place of one machine's actors; if the machine is lost, other machines take its share of the steps."""
 
-    loss = "others take its share of the steps"
+    loss = "other machines take its share of the steps"
 
     def __init__(self, name: str, number: int, context: PlacementContext) -> None:
         super().__init__(name, number, context.cluster.acting, context)
@@ -245,7 +245,7 @@ class LearnerPlacement(Placement):
         self, number: int, policy: AssignedPolicy, uplink: Uplink, newest: Callable[[], int | None],
         context: PlacementContext,
     ) -> None:  # fmt: skip
-        """`newest` returns the weights' highest version, or None while an earlier learner may still send one."""
+        """`newest` returns the weights' highest version, or None while an earlier learner may still send weights."""
         (name,) = learner_names(context.spec.config, [policy.name])
         super().__init__(name, number, context.cluster.learning[policy.name], context)
         self._policy, self._uplink, self._newest = policy, uplink, newest
@@ -304,7 +304,7 @@ class LearnerPlacement(Placement):
         """Logs, once after each loss, that no machine has the resources for the learner."""
         if not self._waits:
             self._waits = True
-            log.warning("%s; the run waits for one", self.context.cluster.lack(self.role))
+            log.warning("%s; the run waits for a machine", self.context.cluster.lack(self.role))
 
     def _move(self, address: Address | None) -> None:
         """Connects all machines to the policy's learner at an address, for rows and weights; None disconnects them."""

@@ -48,7 +48,7 @@ class Machine:
     resources: dict[str, float]
 
     def lacks(self, reserved: dict[str, float]) -> str:
-        """Returns the resources of which the machine has too little, in words; "" if it has enough."""
+        """Returns, in words, the resources that the machine has too little of; "" if it has enough."""
         short = [name for name, amount in reserved.items() if self.resources.get(name, 0.0) < amount]
         return ", ".join(f"{self.resources.get(name, 0.0):g} of {reserved[name]:g} {name}" for name in short)
 
@@ -70,7 +70,7 @@ class AgentHandle:
     def __init__(self, ray: Any, machine: Machine, actor: Any, role: Role) -> None:
         self.machine, self.role, self._ray, self._actor = machine, role, ray, actor
         self.found: dict[str, Any] = {}  # the result of the agent's check of its machine, once it has come
-        self.has_begun = False  # whether the agent was told to begin, so that it may own segments and processes
+        self.has_begun = False  # whether the agent was told to begin, so it may own segments and processes
         self._awaited: Any = None
 
     def call(self, method: str, *args: Any) -> None:
@@ -134,7 +134,7 @@ class RayCluster(Closing):
         self._interrupts = interrupts or Interrupts()
         self._path = [path for path in sys.path if path]
         trial = dumps(partial(make_once, env_fn))
-        wants = f"env_fn: expected an environment that can be made there, got {brief(label)}"
+        wants = f"env_fn: expected an environment that other machines can make, got {brief(label)}"
         self.acting = Role("cluster.nodes", config.reserved, trial, wants, exclusive=True)  # of agents with actors
         self.learning = {  # by policy, the role of its learner's agent
             policy: Role(f"cluster.learners: {policy}", config.reserved_for(policy), dumps(trial))
@@ -151,7 +151,7 @@ class RayCluster(Closing):
             self._start_first(config.nodes if config.nodes_at_start is None else config.nodes_at_start)
 
     def _start_first(self, least: int) -> None:
-        """Starts agents for learners (those with fewest machines first) and `least` for actors; awaits their checks."""
+        """Starts agents for learners (hardest to place first) and `least` agents for actors; awaits their checks."""
         for role in sorted(self.learning.values(), key=lambda role: len([*self.free(role)])):
             machine = next(self.free(role), None)
             if machine is None:
@@ -159,7 +159,7 @@ class RayCluster(Closing):
             self.start(machine, role)
         fit = [*self.free(self.acting)]
         if len(fit) < least:
-            raise ValueError(self.lack(self.acting, f"{least} beside this machine", str(len(fit))))
+            raise ValueError(self.lack(self.acting, f"{least} other machines", str(len(fit))))
         for machine in fit[:least]:
             self.start(machine, self.acting)
         deadline = time.monotonic() + START_S

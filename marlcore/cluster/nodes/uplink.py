@@ -65,7 +65,7 @@ class Uplink:
         self, stack: ExitStack, policy: AssignedPolicy, config: Config, crew: Crew, description: Mapping[str, Any],
         seat: int, epoch: int,
     ) -> None:  # fmt: skip
-        """`description` is that of the policy's store of weights; for `seat` and `epoch`, see `Ingest.open`."""
+        """`description` describes the policy's store of weights; for `seat` and `epoch`, see `Ingest.open`."""
         cluster, self.policy = config.cluster, policy
         self.address: Address | None = None  # of the policy's learner; None at first and while it is on no machine
         nowhere: Any = Nowhere()

@@ -122,7 +122,7 @@ class RingBuffer:
         steps = {len(array) for array in rows.values()}
         if len(steps) != 1:
             counts = {name: len(array) for name, array in rows.items()}
-            raise ValueError(f"steps: expected the same number of each field, got {counts}")
+            raise ValueError(f"steps: expected the same number in each field, got {counts}")
         return rows, steps.pop()
 
     def _append(self, rows: Rows, steps: int) -> int | None:
@@ -180,7 +180,7 @@ def check_not_empty(window: Held) -> None:
 
 
 def fields_of(env_dict: EnvDict, default_dtype: DTypeLike | None, reserved: Iterable[str]) -> dict[str, Field]:
-    """Returns the fields of cpprb's env_dict by name. Raises ValueError or TypeError if one is wrong."""
+    """Returns the fields of cpprb's env_dict by name. Raises ValueError or TypeError if a field is wrong."""
     check_type("env_dict", env_dict, Mapping, expected="a dict of fields")
     for name in reserved:
         if name in env_dict:

@@ -83,5 +83,5 @@ def names_of(label: str, names: Any, fields: Mapping[str, Field]) -> tuple[str, 
     several: NDArray[Any] = np.ravel(np.asarray([] if names is None else names, object))
     unknown = [name for name in several if not isinstance(name, str) or name not in fields]
     if unknown:
-        raise ValueError(f"{label}: expected names of {list(fields)}, got {brief(unknown[0])}")
+        raise ValueError(f"{label}: expected names among {list(fields)}, got {brief(unknown[0])}")
     return tuple(several)

@@ -27,10 +27,10 @@ class ReplayBuffer(RingBuffer):
         stack_compress: a name or names of fields whose last axis is a stack of frames, the newest last. The ring stores
             each frame once.
         Nstep: a dict as in cpprb. "size" is n. "rew" names the fields to sum over n steps or until a step is done,
-            discounted by "gamma" (default 0.99). "next" names the fields whose value n - 1 steps later a row stores.
-            env_dict must have a field "done".
+            discounted by "gamma" (default 0.99). "next" names the fields that a row stores with their value of n - 1
+            steps later. env_dict must have a field "done".
         mmap_prefix: stores the rows in the ordinary file "<mmap_prefix>_<first field>.dat", which replaces an earlier
-            buffer's file and stays after `close`. It is a segment of marlcore, not an array.
+            buffer's file and stays after `close`. The file is a segment of marlcore, not an array.
         kwargs: ignored with a warning.
 
     Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the buffer.
@@ -104,7 +104,7 @@ class ReplayBuffer(RingBuffer):
 
         Raises:
             ValueError: the file has another format, or only one of file and buffer has n-step returns.
-            KeyError: the file lacks a field. OSError: it cannot be read.
+            KeyError: the file lacks a field. OSError: the file cannot be read.
         """
         values, summed = load(file)
         if summed != self.is_Nstep():

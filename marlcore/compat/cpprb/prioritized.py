@@ -32,7 +32,7 @@ class RingPriorities:
         self.greatest = 1.0
 
     def append(self, positions: Ints, priorities: NDArray[np.float32], ok: NDArray[np.bool_]) -> None:
-        """Adds priorities of new rows in ticket order; NaN: the greatest so far. Rows that are not `ok` get none."""
+        """Adds priorities of new rows in ticket order; NaN means the greatest so far. Rows not `ok` get none."""
         known = np.where(ok & (priorities >= 0) & np.isfinite(priorities), priorities, np.nan)
         greatest = np.fmax.accumulate(np.concatenate([[self.greatest], known]))
         leaves = self._leaves(np.where(np.isnan(known), greatest[:-1], known))
@@ -169,7 +169,7 @@ class PrioritizedBuffer(RingBuffer):
 
         Args:
             indexes: positions, [n] or any shape with n elements; floats must be whole.
-            priorities: one per index, in the range of `add`'s.
+            priorities: one per index, in the range that `add` takes.
 
         Raises:
             TypeError: indexes are not integers, or priorities are None.
@@ -212,7 +212,7 @@ class PrioritizedBuffer(RingBuffer):
         with np.errstate(over="ignore"):
             array = np.ravel(np.asarray(priorities, np.float32))
         if len(array) != count:
-            raise ValueError(f"priorities: expected {count}, one of each step, got {len(array)}")
+            raise ValueError(f"priorities: expected {count} numbers, got {len(array)}")
         bad = array[~((array >= 0) & (array.astype(np.float64) <= self._most))]
         if len(bad):
             raise ValueError(f"priorities: expected numbers from 0 to {self._most:.6g}, got {brief(bad.tolist())}")

@@ -14,8 +14,8 @@ def create_env_dict(
 ) -> dict[str, dict[str, Any]]:
     """Returns the `env_dict` of a buffer for an environment's transitions.
 
-    The fields are rew, done, obs, next_obs and act. Of a Tuple space they are obs0, next_obs0 and so on, of a Dict
-    space x and next_x for each key x.
+    The fields are rew, done, obs, next_obs and act. A Tuple space has obs0, next_obs0 and so on; a Dict space has
+    x and next_x for each key x.
 
     Args:
         env: an environment with observation_space and action_space.
@@ -36,7 +36,7 @@ def create_env_dict(
 def create_before_add_func(env: Any) -> Callable[[Any, Any, Any, Any, Any], dict[str, Any]]:
     """Returns before_add(obs, act, next_obs, rew, done), whose result `add` takes: `buffer.add(**before_add(...))`.
 
-    Its names are those of `create_env_dict`.
+    The result has the fields of `create_env_dict`.
     """
 
     def before_add(obs: Any, act: Any, next_obs: Any, rew: Any, done: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ _NUMBERS = "?bBhHiIlLqQefd"  # dtypes that NumPy may cast to float32
 
 
 class Adder:
-    """Appends rows to a ring, and reads its newest rows. Raises LaneBusy if another process has its writer."""
+    """Appends rows to a ring, and reads its newest rows. Raises LaneBusy if another process adds to it."""
 
     def __init__(self, ring: Ring) -> None:
         self._writer = ring.writer

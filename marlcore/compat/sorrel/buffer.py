@@ -287,12 +287,12 @@ class Buffer(Ring):
         extras = read_npz("input_file", input_file)
         needed = {"n_frames", "idx", *_SORREL_NAMES.values()}
         if not needed <= extras.keys():
-            raise ValueError(f"input_file: expected one with {sorted(needed)}, got {sorted(extras)}")
+            raise ValueError(f"input_file: expected arrays {sorted(needed)}, got {sorted(extras)}")
         columns = {name: extras.pop(theirs) for name, theirs in _SORREL_NAMES.items()}
         counts, capacity = [extras.pop(name) for name in ("n_frames", "idx")], len(np.atleast_1d(columns["obs"]))
         shapes = [array.shape for array in (*counts, columns["obs"])]
         if any(shapes[:2]) or not shapes[2]:
-            raise ValueError(f"input_file: expected the numbers n_frames and idx, and rows of states, got {shapes}")
+            raise ValueError(f"input_file: expected numbers n_frames and idx, and rows of states, got shapes {shapes}")
         n_frames, idx = map(int, counts)
         check_whole("input_file: n_frames", n_frames, 1, capacity)
         further = {name: array.shape[1:] for name, array in extras.items()}

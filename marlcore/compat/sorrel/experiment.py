@@ -58,7 +58,7 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
     Args:
         env: an Environment of sorrel 1.6, ready for `run_experiment`. Agents that share a model have one learner.
         config: replaces `env.config`; a mapping or an OmegaConf configuration. Its section `multiprocessing` sets the
-            options that the call leaves out; `enabled: false` there runs `env.run_experiment` in this process.
+            options that the call leaves out; `enabled: false` in it runs `env.run_experiment` in this process.
         logger: sorrel's Logger, which is called in this process; by default sorrel's ConsoleLogger.
         options: updates_per_epoch, ahead, actors, copies, sync_interval, seed, output_dir and others.
 

@@ -132,7 +132,7 @@ def check_learnable(env: Any, options: Options) -> None:
         label, model = f"agents[{i}].model", getattr(agent, "model", None)
         for name, needed in (("train_step", "train_step"), ("memory", "a memory")):
             if getattr(model, name, None) is None:
-                raise TypeError(f"{label}: expected a model with {needed}, got {type(model).__name__} without one")
+                raise TypeError(f"{label}: expected a model with {needed}, got {type(model).__name__} without it")
         memory = type(getattr(model, "memory", None)).__name__
         if memory in ROLLOUTS and options.updates_per_epoch is None:
             raise ValueError(f"updates_per_epoch: expected a number, since {label} learns from rollouts, got None")

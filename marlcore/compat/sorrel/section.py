@@ -42,7 +42,7 @@ def chosen_options(env: Any, config: Any, options: Mapping[str, Any]) -> tuple[b
 
 
 def _set_elsewhere(agents: Sequence[Any], models: Sequence[Any], config: Any) -> dict[str, tuple[str, Iterable[Any]]]:
-    """Returns, by name of a setting that is no option, where it is set, and its values there, if known."""
+    """Returns, for each setting that is no option, the place that sets it, and its known values there."""
 
     def of_each(name: str, part: str | None = None) -> list[Any]:
         owners = [getattr(model, part, None) if part else model for model in models]

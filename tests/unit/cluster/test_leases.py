@@ -143,7 +143,7 @@ def test_another_process_sees_a_fenced_epoch(program: Callable[..., Any]) -> Non
 
 
 def test_only_the_creator_writes(leases: Leases) -> None:
-    says = "expected the process that created the leases, got another one"
+    says = "expected the creator of the leases, got another process"
     with Leases.attach(leases.handle) as attached, Leases.watch(leases.handle) as watching:
         for other in (attached, watching):
             for call in (other.expire, lambda table=other: table.grant(0), lambda table=other: table.fence(0)):

@@ -235,7 +235,7 @@ test_refuses = refusals(REFUSED)
 BAD_ROWS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"obs": np.zeros((1, 5))}, ValueError, "obs: expected steps of shape (2, 3), got shape (1, 5)"),
     ({"obs": None}, KeyError, "obs: expected a value for each of"),
-    ({"act": [1, 2]}, ValueError, "steps: expected the same number of each field"),
+    ({"act": [1, 2]}, ValueError, "steps: expected the same number in each field"),
     ({"rew": "much"}, ValueError, "could not convert string to float"),
     (steps(np.random.default_rng(1), 5), ValueError, "steps: expected at most the buffer's size 4, got 5"),
 ]

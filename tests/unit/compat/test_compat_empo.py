@@ -276,7 +276,7 @@ def planned_with(**options: Any) -> Any:
 
 REFUSED: list[Refused] = [
     (lambda: compute_human_policy_prior(Slippery(), [0], quiet=True), ValueError,
-        "possible_goal_generator: expected one here or in world_model, got None"),
+        "possible_goal_generator: expected a generator here or in world_model, got None"),
     (lambda: planned_with(gamma_h=0.9, rho_h=0.1), ValueError, "gamma or rho, got both"),
     (lambda: planned(Slippery(), [5]), ValueError, "agents: expected agents from 0 to 1, got 5"),
     *each_bad(planned_with, "True or False", return_Vh=[2], return_attainment_cache=["no"], memory_profile=[2],

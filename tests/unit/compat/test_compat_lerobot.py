@@ -229,7 +229,7 @@ REFUSED: dict[str, Refused] = {
         "state.observation.images.front: expected float32 (3, 8, 8), got shape (8, 8, 3)"),
     "not done": (lambda: added(optimized, next_state=None, truncated=True), ValueError, "next_state: expected the fi"),
     "levels": (lambda: added(ours.Uint8ReplayBuffer, state=BRIGHT), ValueError,
-        "state.observation.images.front: expected an image from 0 to 1, got 1.5 to 1.5"),
+        "state.observation.images.front: expected values from 0 to 1, got 1.5 to 1.5"),
     "empty": (lambda: pickle.dumps(ours.ReplayBuffer(5, **OPTIONS)), TypeError, "a buffer without memory cannot be p"),
     "one process": (lambda: optimized_pickle(), TypeError, "expected no buffer of one process; use"),
 }  # fmt: skip

@@ -234,7 +234,7 @@ def test_sampling_normalizes_as_its_own_buffer_does():
     theirs, ours = pair(400, *where, steps=stream(60, *where))
     assert set(drawn(ours, env=env)) == many(theirs, env=env)
     n_step = ReplayBuffer(400, *where, "cpu", 2, n_steps=3)
-    check_refused(lambda: n_step.sample(4, env=env), ValueError, "env: expected one that leaves rewards alone")
+    check_refused(lambda: n_step.sample(4, env=env), ValueError, "env: expected norm_reward=False, since n_steps")
     env.close()
 
 
@@ -244,7 +244,7 @@ WRONG_STEPS = [
     (2, np.array([0.5, 1.0]), TypeError, "action: expected int64"),
     (3, np.array([0.0, np.nan]), ValueError, "reward: expected finite numbers"),
     (4, np.array([0.5, 1.0]), ValueError, "done: expected bool (2,), or 0 and 1, got 0.5"),
-    (5, [{}], ValueError, "infos: expected 2 dicts, one of each environment, got"),
+    (5, [{}], ValueError, "infos: expected 2 dicts, one for each environment, got"),
 ]
 
 

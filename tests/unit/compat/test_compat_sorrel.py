@@ -220,7 +220,7 @@ test_refuses = refusals(REFUSED)
 
 def test_refuses_a_file_of_other_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "file.npz", a=np.zeros(3))
-    says = "input_file: expected one with ['actions', 'dones', 'idx', 'n_frames', 'rewards', 'states'], got ['a']"
+    says = "input_file: expected arrays ['actions', 'dones', 'idx', 'n_frames', 'rewards', 'states'], got ['a']"
     check_refused(lambda: Buffer.load(tmp_path / "file.npz"), ValueError, says)
 
 
@@ -312,7 +312,7 @@ def test_one_process_adds_until_it_releases_the_buffer() -> None:
     buffer = Buffer(8, (1,))
     other = pickle.loads(pickle.dumps(buffer))
     buffer.add([1], 1, 1.0, False)
-    says = "add: another process adds to this buffer until it releases or closes it"
+    says = "add: another process adds to this buffer; it must first release or close it"
     check_refused(lambda: other.add([2], 2, 2.0, False), LaneBusy, says)
     buffer.release()
     other.add([3], 3, 3.0, False)

@@ -181,13 +181,13 @@ def test_a_state_that_does_not_fit_takes_no_row_away(tmp_path):
     other.dumps(tmp_path)
     saved = good["_storage"]["saved"]
     for storage, error, said in (
-        (large["_storage"], ValueError, "max_size, lanes: expected those of the saved buffer"),
+        (large["_storage"], ValueError, "max_size, lanes: expected 640, 1, as in the saved buffer"),
         ({**good["_storage"], "saved": torch.zeros(5000, dtype=torch.uint8)}, SegmentCorrupt, "expected a marlcore"),
         ({**good["_storage"], "saved": saved[:-1]}, SegmentCorrupt, "expected a file of"),
         ({**good["_storage"], "keys": {"leaf_0": "action"}}, ValueError, "keys: expected the fields"),
     ):
         check_refused(partial(ours.load_state_dict, {**good, "_storage": storage}), error, said)
-    check_refused(lambda: ours.loads(tmp_path), ValueError, "max_size, lanes: expected those of the saved buffer")
+    check_refused(lambda: ours.loads(tmp_path), ValueError, "max_size, lanes: expected 640, 1, as in the saved buffer")
     assert len(ours) == 40 and found(ours) == held
     ours.extend(rows(1, 40))
     ours.load_state_dict(good)

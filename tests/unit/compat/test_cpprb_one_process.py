@@ -292,7 +292,7 @@ def loaded(**parts) -> None:
     ReplayBuffer(4, {"a": {}}).load_transitions(cpprbs_file(**parts))
 
 
-NAMES = "expected names of ['a', 'done'], got 'b'"
+NAMES = "expected names among ['a', 'done'], got 'b'"
 ARGUMENTS: list[tuple[dict[str, object], str]] = [
     ({"size": 0}, "size: expected an integer of at least 1, got 0"),
     ({"next_of": "b"}, f"next_of: {NAMES}"),
@@ -304,8 +304,8 @@ ARGUMENTS: list[tuple[dict[str, object], str]] = [
     ({"Nstep": {"sise": 3}}, "Nstep: expected a dict with some of"),
     ({"Nstep": {"gamma": 0.9}}, "Nstep['size']: expected an integer of at least 1, got None"),
     ({"Nstep": {"size": 3, "gamma": 2}}, "Nstep['gamma']: expected a number from 0 to 1, got 2"),
-    ({"Nstep": {"size": 3, "rew": "b"}}, "Nstep['rew']: expected names of"),
-    ({"Nstep": {"size": 3, "next": "b"}}, "Nstep['next']: expected names of"),
+    ({"Nstep": {"size": 3, "rew": "b"}}, "Nstep['rew']: expected names among"),
+    ({"Nstep": {"size": 3, "next": "b"}}, "Nstep['next']: expected names among"),
 ]
 REFUSED: list[Refused] = [
     (lambda: ReplayBuffer(4, 5), TypeError, "env_dict: expected a dict of fields, got 5"),

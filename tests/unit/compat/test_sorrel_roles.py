@@ -690,9 +690,9 @@ INTEGER = "an integer of at least"
 run = partial(run_experiment_mp, logger=double.Logger())
 REFUSED: list[Refused] = [
     (lambda: run(with_model(memory=double.Buffer(4, (7,)))), TypeError,
-        "agents[1].model: expected a model with train_step, got SimpleNamespace without one"),
+        "agents[1].model: expected a model with train_step, got SimpleNamespace without it"),
     (lambda: run(with_model(train_step=int)), TypeError,
-        "agents[1].model: expected a model with a memory, got SimpleNamespace without one"),
+        "agents[1].model: expected a model with a memory, got SimpleNamespace without it"),
     (lambda: run(with_model(train_step=int, memory=type("Rollouts", (double.Buffer,), {})(4, (7,)))), TypeError,
         "agents[1].model.memory: expected sorrel's Buffer, RolloutBuffer or marlcore.compat.sorrel.Buffer, got Rollo"),
     (lambda: run(double.make(agents=0)), ValueError, "env: expected agents, got Environment with none"),

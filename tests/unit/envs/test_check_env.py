@@ -74,7 +74,7 @@ def test_masks_of_infos_are_needed_where_an_agent_acts(first, second):
     make = partial(Masked, a=first, b=second)
     if "late" in (first, second) or (first, second) == ("never", "acting"):
         for call in (lambda: check_env(make, steps=30), lambda: play(vectorize(make, 2), 20)):
-            check_refused(call, EnvironmentFailed, ": action_mask: expected one in every info or in none, got ")
+            check_refused(call, EnvironmentFailed, ": action_mask: expected a mask in every info or in none, got ")
         return
     check_env(make, steps=30)
     events, _ = play(env := vectorize(make, 2), 40)
@@ -142,13 +142,13 @@ def test_a_reset_that_does_not_repeat_is_a_warning_with_its_cost():
 
 
 def test_episodes_that_never_end_are_a_warning():
-    """An end that comes only after the turns that are compared is one."""
+    """An end after the turns that are compared counts, too."""
     pendulum = "Pendulum-v1"  # a wrapper alone ends its episodes
     for steps, limit in ((20, 20 * 10 - 1), (20, 19)):
         check_env(lambda limit=limit: gymnasium.make(pendulum, max_episode_steps=limit), steps)
     endless = partial(gymnasium.make, pendulum, max_episode_steps=-1)
     for env_fn in (endless, lambda: SyncVectorEnv([endless] * 2), lambda: vectorize(endless, 2)):
-        with pytest.warns(UserWarning, match=r"^episodes: expected ends, got none in 200 turns; without one, no"):
+        with pytest.warns(UserWarning, match=r"^episodes: expected an end, got none in 200 turns; endless episodes"):
             check_env(env_fn, 20)
 
 
@@ -172,7 +172,7 @@ def test_a_space_or_kind_that_is_not_supported_is_refused():
     room = Room()
     room.action_spaces["a"] = gym.Text(3)
     check_refused(lambda: check_env(room), ValueError, "a: action space: expected a Box, Discrete, MultiBinary")
-    says = "env_fn: expected it to make a marlcore, PettingZoo or Gymnasium environment, got 5"
+    says = "env_fn: expected a marlcore, PettingZoo or Gymnasium environment, got 5"
     check_refused(lambda: check_env(lambda: 5), TypeError, says)
 
 
@@ -225,13 +225,13 @@ BITS, NEVER = {"doors": np.full((2, 3), 2, np.int8)}, np.zeros(3, bool)
 SEVERAL: dict[str, tuple[str, Any, str]] = {  # by case: the part that is wrong, how, and what is said
     **{case: ("turn", change, f"turn of agent_1: {says}") for case, (change, says) in TURNS.items()},
     **{case: ("outcome", change, f"outcome of agent_1: {says}") for case, (change, says) in OUTCOMES.items()},
-    "ended": ("ended", lambda number: min(number, 1), "ended: expected 0 episodes in all copies, got [1 1 1]"),
-    "ended before": ("ended", lambda number: 1, "ended: expected no episodes after a reset, got [1 1 1]"),
+    "ended": ("ended", lambda number: min(number, 1), "ended: expected a sum of 0, as in `episodes`, got [1 1 1]"),
+    "ended before": ("ended", lambda number: 1, "ended: expected zeros after a reset, got [1 1 1]"),
     "kind of ended": ("ended", lambda number: 0.0, "ended: expected integers (3,), got array([0., 0., 0.])"),
     "no turn": ("round", lambda outcomes, turns: (outcomes, []), "observe: expected at least one turn, got none"),
     "lost": ("round", lambda told, turns: ([], turns), "copy 0: expected an outcome of its last action before"),
-    "two": ("round", lambda told, turns: (told * 2, turns), "copy 0: expected none, since the agent has not acted"),
-    "agent": ("turn", lambda turn: {"agent": "z"}, "turn of z: expected one of ('agent_0', 'agent_1')"),
+    "two": ("round", lambda told, turns: (told * 2, turns), "copy 0: expected no outcome, since the agent has not act"),
+    "agent": ("turn", lambda turn: {"agent": "z"}, "turn of z: expected an agent of ('agent_0', 'agent_1')"),
     "bits": ("bits", lambda turn: {"obs": turn.obs | BITS}, "obs['doors']: expected MultiBinary(3), got 2"),
     "begins": ("first turn", lambda turn: {"begins": NEVER}, "copy 0: expected begins to be True in an ep"),
 }

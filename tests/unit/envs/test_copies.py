@@ -267,11 +267,11 @@ def broken(env, obs):
 
 
 INFINITE = np.full(4, np.inf, np.float32)
-NAMED = ": ValueError: agent: expected one of ['a', 'b', 'c'], which the environment named at first, got"
+NAMED = ": ValueError: agent: expected one of the agents named at first, ['a', 'b', 'c'], got"
 AMONG_SEVERAL: dict[str, tuple[Any, str]] = {  # by case: what happens in the second round, and what is said
     "stranger": (stranger, NAMED),
     "inf": (lambda env, obs: obs.update(b=INFINITE), ", b: obs: expected finite numbers, got inf in"),
-    "missing": (lambda env, obs: obs.pop("b"), ", b: obs: expected an observation, got those of ['a', 'c']"),
+    "missing": (lambda env, obs: obs.pop("b"), ", b: obs: expected an observation, got observations of ['a', 'c']"),
     "raise": (broken, ": RuntimeError: no step"),
 }
 

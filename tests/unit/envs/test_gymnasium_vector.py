@@ -237,7 +237,7 @@ BAD_ENDS: dict[str, Refused] = {
     "part": (ends(changed(final_obs=PART)), EnvironmentFailed, f"{ENDS}obs['doors'], obs['keys'][0], "),
     "rows": (ends(changed(final_obs=ROWS)), EnvironmentFailed, f"{ENDS}a row for each of 1"),
     "absent": (ends(changed(_final_obs=np.zeros(1, bool))), EnvironmentFailed, f"{ENDS}the last observation of an epi"),
-    "contradiction": (ends(first_alone), EnvironmentFailed, "autoreset_mode: expected one in the metadata, or final_"),
+    "contradiction": (ends(first_alone), EnvironmentFailed, "autoreset_mode: expected a mode in the metadata, or fi"),
 }
 test_final_observations_that_do_not_fit_are_refused = refusals(BAD_ENDS)
 

@@ -233,14 +233,14 @@ def values_of_moves() -> None:
 
 BOX = TWO, gym.Box(-1, 1, (1,))
 TWICE = gym.Dict({ALONE: TWO, MASK: gym.MultiBinary(2)}), CHOICE
-AT_ONCE = "teams: expected an environment of PettingZoo whose agents act at once, such as"
+AT_ONCE = "teams: expected a PettingZoo environment whose agents act at once, such as"
 IN_INFOS = {"a": {}, "b": {MASK: np.ones(3)}}
 SHORT, LONG = {"a": np.zeros(2, np.float32)}, dict.fromkeys("ab", np.zeros(3, np.float32))
 REFUSED: dict[str, Refused] = {
-    "mixed actions": (lambda: made({"a": ALL, "b": BOX}), "team team: expected Discrete actions of all"),
-    "bits": (lambda: made({"a": (TWO, gym.MultiBinary(2))}), "team team: expected Discrete actions of all"),
-    "a mask in an info": (lambda: kept(infos=IN_INFOS), "action_mask: expected the masks of a team's members in obs"),
-    "no observation": (lambda: kept(observations=SHORT), "obs of b: expected one, got those of ['a']"),
+    "mixed actions": (lambda: made({"a": ALL, "b": BOX}), "team team: expected only Discrete actions, or"),
+    "bits": (lambda: made({"a": (TWO, gym.MultiBinary(2))}), "team team: expected only Discrete actions, or"),
+    "a mask in an info": (lambda: kept(infos=IN_INFOS), "action_mask: expected masks in the observations of a team's"),
+    "no observation": (lambda: kept(observations=SHORT), "obs of b: expected an observation, got obs of ['a']"),
     "another shape": (lambda: kept(observations=LONG), "obs of a: expected float32 (2,), got shape (3,)"),
     "no number": (lambda: kept(rewards={"a": "1"}), TypeError, "reward: expected a number, got '1'"),
     "another mask": (lambda: made({"a": TWICE}).reset(), "action_mask of a: expected int8 (3,), got shape (2,)"),

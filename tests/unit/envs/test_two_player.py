@@ -114,7 +114,7 @@ def stepped(**methods):
 
 
 REFUSED: dict[str, Refused] = {
-    "odd length": (lambda: TwoPlayer(Table(length=3)), "action space: expected a Box of an even length, half of it ea"),
+    "odd length": (lambda: TwoPlayer(Table(length=3)), "action space: expected a Box of even length, one half for eac"),
     "no game": (
         lambda: TwoPlayer(gymnasium.make("CartPole-v1")),
         TypeError, "env: expected a game of two players with the method obs_agent_two, got <TimeLimit<OrderEnforcing<",

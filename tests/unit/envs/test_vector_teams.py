@@ -270,7 +270,7 @@ REFUSED: dict[str, Refused] = {
         lambda: TeamVector(Spread().vectorized(1), {"team": ("agent_7",)}),
         "teams: expected agents among ['agent_0', 'agent_1', 'agent_2'], got 'agent_7'",
     ),
-    "mixed actions": (lambda: Team("red", ODD), "team red: expected Discrete actions of all members, or a Box of all"),
+    "mixed actions": (lambda: Team("red", ODD), "team red: expected only Discrete actions, or only Boxes of floats"),
     "ragged": (
         lambda: other_arrays("agent_1", obs=np.zeros((COPIES, 4), np.float32)), EnvironmentFailed,
         "team: obs of agent_1: expected float32 (3, 14), got shape (3, 4)",

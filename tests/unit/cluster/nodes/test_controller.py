@@ -257,7 +257,7 @@ def test_a_learner_that_no_machine_can_have_is_told_once(apart: Apart, caplog: p
         apart.controller.learners[0].agent = apart.learner
         apart.controller.learners[0].lose("gone")
         apart.tick(10.0, times=12)
-        assert caplog.text.count("no machine for learning; the run waits for one") == loss
+        assert caplog.text.count("no machine for learning; the run waits for a machine") == loss
 
 
 def end_of_a_run(monkeypatch: pytest.MonkeyPatch, grace: float, remote: Any, stop: Any = int, **parts: Any) -> None:
