@@ -54,7 +54,7 @@ def test_the_limiter_counts_the_rows_of_each_call():
             sampler.sample(due + 1)
         sampler.sample(due - 8)
         assert sampler.due and len(sampler.sample()) == 8 and not sampler.can_sample()
-        with pytest.raises(ValueError, match="tolerance: expected a limiter with at least the batch_size 65, got 64"):
+        with pytest.raises(ValueError, match="tolerance: expected at least the batch_size 65, got a limiter with 64"):
             sampler.sample(65)
 
 
