@@ -338,7 +338,7 @@ def damage(path: Path, places: int) -> None:
 def test_who_only_watches_does_not_recover(path: Path, reboot: Callable[[], None]) -> None:
     create(path).close()
     reboot()
-    check_refused(lambda: mc.ReplayBuffer.watch(path), SegmentCorrupt, "expected one recovered by `attach`")
+    check_refused(lambda: mc.ReplayBuffer.watch(path), SegmentCorrupt, "expected a segment recovered by `attach`, got")
     mc.ReplayBuffer.attach(path).close()
     mc.ReplayBuffer.watch(path).close()
 

@@ -77,7 +77,7 @@ def test_a_batch_of_a_queue_that_was_begun_keeps_its_size():
                 writer.add(t, t, 0.0)
         with pytest.raises(mc.NotEnoughData):
             reader.read()
-        with pytest.raises(ValueError, match=r"^n: expected 12, for which \d were taken already, got 4$"):
+        with pytest.raises(ValueError, match=r"^n: expected 12, since \d of them were taken already, got 4$"):
             reader.read(4)
 
 
