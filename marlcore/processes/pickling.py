@@ -1,4 +1,4 @@
-"""Pickles objects for other processes, and refuses those that would silently mean something else there."""
+"""Pickles objects for other processes, and refuses objects that would silently mean something else there."""
 
 import io
 import sys

@@ -60,8 +60,8 @@ class Pool(Closing):
     def ask(self, key: int, request: bytes) -> None:
         """Gives a request to a free process; `replies` returns the answer with this key.
 
-        If an exception, such as a signal handler's, interrupts the call, the request stays in the pool, and asking again
-        with the same key is harmless.
+        If an exception, such as a signal handler's, interrupts the call, the request stays in the pool, and asking
+        again with the same key is harmless.
 
         Raises OSError if the system starts no process, WorkerFailed if each process that got the request died.
         """

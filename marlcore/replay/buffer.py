@@ -387,7 +387,7 @@ class ReplayBuffer(TransitionLanes):
         Args:
             stack, n_step, gamma, pad, lanes, layout: as for `sampler`.
 
-        Raises: ValueError, TypeError: an option is out of range, or the spec has next_obs, so that rows do not follow
+        Raises: ValueError, TypeError: an option is out of range, or the spec has next_obs, so rows do not follow
             one another. While iterating: ClosedError: the replay was closed.
         """
         return read_episodes(self.view(lanes), Window(stack, n_step, gamma, pad, layout=layout))

@@ -191,7 +191,7 @@ class BatchLayout:
     """
 
     def __init__(self, lanes: LaneView, batch: int, stack: int, n_step: int, length: int | None, apart: bool) -> None:
-        """`apart`: obs and next_obs share no frames, so that each is contiguous."""
+        """`apart`: obs and next_obs share no frames, so each is contiguous."""
         spec, layout = lanes.spec, lanes.layout
         self.batch_size = batch
         self.length = length or 1

@@ -1,4 +1,4 @@
-"""Durable replays and queues: rows survive the end of all processes; those below a watermark, also a power cut."""
+"""Durable replays and queues: all rows survive their processes, and rows below a watermark also a power cut."""
 
 import logging
 from dataclasses import dataclass

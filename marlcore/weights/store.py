@@ -137,7 +137,7 @@ class ParameterStore(VersionedRows):
         """Returns the publisher, which this process holds exclusively until it closes the publisher or dies.
 
         A module's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. A
-        mapping stays as it is. Later publishers continue the version numbers.
+        mapping stays unchanged. Later publishers continue the version numbers.
 
         Raises:
             LaneBusy: the store has a living publisher. LayoutMismatch: the model has other tensors than the store.

@@ -148,7 +148,7 @@ class Subscriber:
         return committed if committed == 0 or self._get(committed - 1) else None
 
     def _get(self, ticket: int) -> bool:
-        """Copies a ticket's row (its weights to the accelerator); returns False if the row was overwritten meanwhile."""
+        """Copies a ticket's row (its weights to the accelerator); returns False if it was overwritten meanwhile."""
         is_whole, slot = self._store._whole(ticket), self._store.slot_array(ticket % self._store.slots)
         if not is_whole():  # saves a copy while a snapshot's only slot is being written
             return False
