@@ -126,7 +126,7 @@ class LaneGate:
             self._looks = self._lines.word(LOOKS)  # a look that had begun by now does not count
         elif rows and looks - self._looks > 1:
             ours = f"the writer of lane {self._lane} waits for room for {rows} rows"
-            theirs = "the reader makes room only after more rows"
+            theirs = "the reader makes room only after it gets more rows"
             raise Deadlocked(f"{self._view.segment.path}: {ours}, but {theirs}")
 
 

@@ -153,7 +153,7 @@ class ReplayBuffer(TransitionLanes):
             episodes: an iterable of episodes, a Minari dataset, a dict, or the path of a .npz file. The arrays of a
                 dict or file hold all episodes one after another, with a `final_obs` for each episode that does not
                 terminate; in a file, the parts of an obs have names such as "obs.position".
-            spec: the fields of a transition; None: the forms of the first episode's obs and action, without extras.
+            spec: the fields of a transition; None: obs and action in the first episode's shapes and dtypes, alone.
             action_space: a Gymnasium space that must contain all actions. From actions of a Discrete or MultiDiscrete,
                 the space's start is subtracted, as in training. None: the space of a Minari dataset, if it has a start;
                 otherwise actions are stored unchanged, without a check of their range.
@@ -292,8 +292,8 @@ class ReplayBuffer(TransitionLanes):
 
         Raises:
             ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, or a batch
-                would take more bytes than the machine has memory. Or the last sampler of this name had priorities, and
-                this one has none, or other lanes, exponents or another window.
+                would take more bytes than the machine has memory. Or the last sampler of this name
+                differs: only one of the two has priorities, or both have, with different lanes, exponents or windows.
             LaneBusy: a living process has a sampler of this name.
         """
         view, window = self.view(lanes), Window(stack, n_step, gamma, pad, sequence, layout)

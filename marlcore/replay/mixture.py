@@ -81,7 +81,7 @@ class Mixture:
         count = len(replays)
         check_whole("min_size", min_size)  # unlike a sampler's, it cannot be None
         self._fractions = _checked_fractions(fractions, count)
-        preferred = _for_each("prioritized", "options", prioritized, count)
+        preferred = _for_each("prioritized", "an entry", prioritized, count)
         parts = _for_each("lanes", "a range", lanes, count)
         window, seeds = Window(stack, n_step, gamma, pad, sequence, layout), _seeds(seed, count)
         self._parts: list[RowSampler] = []
@@ -305,7 +305,7 @@ def _checked_fractions(fractions: Several[float], replays: int) -> NDArray[np.fl
     except (TypeError, ValueError):
         raise TypeError(f"fractions: expected numbers, got {fractions!r}") from None
     if not replays or shares.shape != (replays,):
-        raise ValueError(f"fractions: expected a number for each of {replays} replays, at least 1, got {fractions!r}")
+        raise ValueError(f"fractions: expected a number for each of {replays} replays (1 or more), got {fractions!r}")
     if not (shares >= 0).all() or not math.isclose(shares.sum(), 1.0, abs_tol=1e-6):
         raise ValueError(f"fractions: expected numbers of at least 0 whose sum is 1, got {fractions!r}")
     shares /= shares.sum()

@@ -36,7 +36,7 @@ class Prioritized(Declared):
         beta: from 0 to 1, at the first batch; assigning to a sampler's `beta`, or `sample(beta=...)`, replaces it.
         epsilon: at least 0; added to each priority.
         beta_steps: batches over which beta rises linearly to 1; None keeps it constant.
-        beta_inserts: environment steps over which beta rises to 1: transitions written to the sampler's lanes.
+        beta_inserts: like beta_steps, but in environment steps: transitions written to the sampler's lanes.
         initial: name of an extra, a float32 scalar, in which actors store each transition's first priority;
             NaN means the highest priority so far.
     """
@@ -211,7 +211,7 @@ class PriorityTree:
             state[name].reshape(behind.shape)[behind] = 0
 
     def _behind(self, reach: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Marks, bool [lanes, rows], leaves that no ticket in [floor, caught) has; `reach` holds floor and caught."""
+        """Marks the leaves, bool [lanes, rows], that belong to no ticket in [floor, caught); `reach` holds both."""
         floor, caught = reach[:, :, None]
         per_lane = self._leaves // self._lane_count
         behind: NDArray[np.bool_] = (np.arange(per_lane) - floor) % per_lane >= caught - floor

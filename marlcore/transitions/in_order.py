@@ -40,7 +40,7 @@ class InOrder:
     def copy(
         self, memory: BatchMemory, prepare: Callable[[], None], first: int = 0, filled: int = 0
     ) -> tuple[int, int, int]:
-        """Adds rows to a batch with `filled` filled slots, without a validation; returns what `inorder.read` does."""
+        """Adds unvalidated rows to a batch with `filled` filled slots; returns the results of `inorder.read`."""
         d = self.plan
         d.read_windows()
         prepare()

@@ -219,11 +219,11 @@ OPTIONS: list[Refused] = [
 MIXTURES: list[Refused] = [
     *((partial(mixture, n), ValueError, "fractions: expected numbers of at least 0 whose sum is 1, got")
       for n in ((0.5, 0.6), (1.5, -0.5), (math.nan, 1.0))),
-    (lambda: mixture([1.0]), ValueError, "fractions: expected a number for each of 2 replays, at least 1, got"),
+    (lambda: mixture([1.0]), ValueError, "fractions: expected a number for each of 2 replays (1 or more), got"),
     (lambda: mixture([0.5, "x"]), TypeError, "fractions: expected numbers, got"),
-    (lambda: mc.Mixture([], [], 8), ValueError, "fractions: expected a number for each of 0 replays, at least 1"),
+    (lambda: mc.Mixture([], [], 8), ValueError, "fractions: expected a number for each of 0 replays (1 or more), got"),
     *each_bad(mixture, INTEGER, batch_size=[0], min_size=[None]),
-    (lambda: mixture(prioritized=[None]), ValueError, "prioritized: expected options for each of 2 replays, got 1"),
+    (lambda: mixture(prioritized=[None]), ValueError, "prioritized: expected an entry for each of 2 replays, got 1"),
     (lambda: mixture(lanes=[range(1)]), ValueError, "lanes: expected a range for each of 2 replays, got 1"),
     (lambda: on(lambda replay: mc.Mixture(replay, [1.0], 8)), TypeError,
         "replays: expected a list of ReplayBuffers, got <ReplayBuffer "),
