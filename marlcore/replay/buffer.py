@@ -153,7 +153,7 @@ class ReplayBuffer(TransitionLanes):
             episodes: an iterable of episodes, a Minari dataset, a dict, or the path of a .npz file. The arrays of a
                 dict or file hold all episodes one after another, with a `final_obs` for each episode that does not
                 terminate; in a file, the parts of an obs have names such as "obs.position".
-            spec: the fields of a transition; None: obs and action in the first episode's shapes and dtypes, alone.
+            spec: the fields of a transition; None: obs and action in the first episode's shapes and dtypes, no extras.
             action_space: a Gymnasium space that must contain all actions. From actions of a Discrete or MultiDiscrete,
                 the space's start is subtracted, as in training. None: the space of a Minari dataset, if it has a start;
                 otherwise actions are stored unchanged, without a check of their range.

@@ -37,8 +37,8 @@ class KeptState(Closing):
         """Restores the state that an earlier sampler of this name left.
 
         Raises:
-            ValueError: the name has forbidden characters, or the earlier sampler had other options. LaneBusy: a
-            living process has a sampler of this name.
+            ValueError: the name is too long or has forbidden characters, or the earlier sampler had other options.
+            LaneBusy: a living process has a sampler of this name.
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"name: expected at most 100 letters, digits, '_', '.' and '-', got {brief(name)}")
