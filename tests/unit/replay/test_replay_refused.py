@@ -193,7 +193,7 @@ SAMPLERS: list[Refused] = [
     (lambda: limited(lambda replay: replay.sampler(9)), ValueError,
         "tolerance: expected at least the batch_size 9, got a limiter with 8"),
     (lambda: limited(lambda replay: replay.sampler(8), lead=1.0), ValueError,
-        "batch_size + samples_per_insert - lead = 9, or samplers and writers would both wait, got 8"),
+        "batch_size + samples_per_insert - lead = 9, or samplers and writers would both wait, got a limiter with 8"),
 ]  # fmt: skip
 OPTIONS: list[Refused] = [
     *each_bad(mc.Prioritized, NUMBER, alpha=[-0.1, math.nan, math.inf], epsilon=[-1e-9, True]),
@@ -278,7 +278,7 @@ def test_an_add_that_its_limiter_could_never_admit_is_refused():
     """So no batch and no add is ever larger than the tolerance."""
     rows = np.zeros(8)
     with mc.ReplayBuffer.create(SCALAR, 64, limiter=mc.RateLimiter(2.0, 4, 8.0)) as replay, replay.writer() as writer:
-        says = "samples_per_insert * rows = 10 for an add of 5, got 8"
+        says = "samples_per_insert * rows = 10 for an add of 5 rows, got a limiter with 8"
         check_refused(lambda: writer.add_batch(rows[:5], rows[:5].astype(int), rows[:5]), ValueError, says)
         assert len(replay) == 0
         assert writer.add_batch(rows[:4], rows[:4].astype(int), rows[:4]) == 0
