@@ -61,8 +61,8 @@ def let_in(used: Any) -> None:
         del used._inside[_FORKED]
         return
     raise UsedByTwoThreads(
-        f"{type(used).__name__}: expected one thread at a time, got a call while another one was inside; give each "
-        "thread its own, or hold a lock around the calls"
+        f"{type(used).__name__}: expected one thread at a time, got a call during another call; give each thread "
+        "an object of its own, or hold a lock around the calls"
     )
 
 

@@ -236,7 +236,7 @@ class Writer(WriterBase):
         return f"<Writer of lane {self.lane}>"
 
     def _again(self, code: int, append: Callable[[], int], began: float | None, label: str) -> int:
-        """Repeats an append that returned `code` while others hold the shared lane; the timeout runs from `began`."""
+        """While others hold the shared lane, repeats an append that returned `code`; the timeout runs from `began`."""
         began = time.monotonic() - self._slice_s if began is None else began
         while code in (-errno.EAGAIN, -errno.EINTR):
             if self._timeout is not None and time.monotonic() >= began + self._timeout:

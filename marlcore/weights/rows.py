@@ -133,7 +133,7 @@ class VersionedRows(Shared):
             if not monotonic() < deadline:
                 raise TimedOut(
                     f"{self!r}: each of {attempts} reads in {timeout} s was lapped: the publisher overwrites "
-                    "the slot before it is copied, or died in a publish; give the store more slots "
+                    "the slot before it is copied, or died during a publish; give the store more slots "
                     "(triple_buffer) or publish less often"
                 )
             sleep(pause)
