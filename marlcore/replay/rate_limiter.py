@@ -172,7 +172,7 @@ class WriteGate(_Side):
     def _alone(self) -> str:
         if any(self._segment.is_locked(slot_lock(self._lanes.count, slot)) for slot in range(SLOTS)):
             return ""
-        return f"{self._segment.path}: the limiter makes a writer wait for samplers, but no process has a sampler"
+        return f"{self._segment.path}: by the limiter, a writer waits for a sampler, and no process has a sampler"
 
     def _any_starves(self) -> bool:
         """Whether a living sampler has too few rows to draw; the flag of a dead sampler does not count."""
