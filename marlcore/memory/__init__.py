@@ -1,8 +1,8 @@
 """Shared memory: segments, the lanes of rows in them, and sleeping until another process writes.
 
 A segment is a file in /dev/shm that lives as long as a process holds it. Its lanes are rings of rows, each with one
-writer and any number of readers; a reader validates each row after copying it. Only this room calls the compiled core.
-The room knows nothing of transitions, weights or learning, and blocks only callers that asked to wait.
+writer and any number of readers; a reader validates each row after copying it. Only this package calls the compiled
+core. It knows nothing of transitions, weights or learning, and blocks only callers that asked to wait.
 """
 
 from .file_systems import check_keeps

@@ -73,7 +73,7 @@ def check_allocated(file: File, path: Path, writable: bool) -> None:
     if os.lseek(file.fd, 0, os.SEEK_HOLE) == status.st_size:
         return
     if not writable:
-        raise SegmentCorrupt(f"{path}: {EXPECTED}, got one of {missing} bytes; {ADVICE}")
+        raise SegmentCorrupt(f"{path}: {EXPECTED}, got holes of {missing} bytes; {ADVICE}")
     free = free_bytes(path.parent)
     if missing > free:
         raise full(path.parent, missing, free)
@@ -83,5 +83,5 @@ def check_allocated(file: File, path: Path, writable: bool) -> None:
     except OSError as error:
         if error.errno != errno.EOPNOTSUPP:
             raise
-        got = "one on a file system that cannot fill them"
+        got = "holes that the file system cannot fill"
         raise SegmentCorrupt(f"{path}: {EXPECTED}, got {got}; {ADVICE}") from None

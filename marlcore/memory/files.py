@@ -93,7 +93,7 @@ class MappedFile:
         return {"version": 3, "typestr": "|u1", "shape": (self._raw.nbytes,), "data": (address, not self._writable)}
 
     def attach(self, fd: int) -> None:
-        """Maps the file; after `detach` at the same address, so that arrays show the shared memory again."""
+        """Maps the file; after `detach`, at the same address, so arrays show the shared memory again."""
         code = lib.mc_mapping_open(self._raw, fd, self._nbytes, self._writable)
         if code == -errno.ENOMEM:
             asked = f"{self._nbytes} bytes of address space asked for"

@@ -100,7 +100,7 @@ class Flushing:
         return np.array(counts, np.int64).reshape(-1, 1), np.full(self._geometry.lanes, TICKETS)
 
     def _promises(self, wanted: Ints, before: Ints) -> Ints:
-        """Returns each lane's next promise: the wanted one, but no lower than before if a writer may rely on that.
+        """Returns each lane's next promise: the wanted, or the earlier if that is higher and a writer may rely on it.
 
         A living writer may have read the earlier promise. So a lower one is published first; if no process then has the
         right to write to the lane, every later writer reads the lower one. A writer killed inside an append may have
@@ -123,7 +123,7 @@ class Flushing:
 
 
 class Flusher(Closing):
-    """Runs `Flushing.flush` each `every_s` seconds in a thread, and once more at its end."""
+    """Runs `Flushing.flush` each `every_s` seconds in a thread, and a last time at the thread's end."""
 
     def __init__(self, flushing: Flushing, every_s: float) -> None:
         self._flushing = flushing
@@ -155,7 +155,7 @@ def _flush_until(flushing: Flushing, every_s: float, stopping: threading.Event) 
         flushing.flush()
     except (OSError, SegmentCorrupt) as error:
         flushing.error = error
-        log.error("%s: rows from now on survive no power cut: %s", flushing.path, error)
+        log.error("%s: rows added from now on will not survive a power cut: %s", flushing.path, error)
     finally:
         flushing.release()
 

@@ -61,13 +61,13 @@ def let_in(used: Any) -> None:
         del used._inside[_FORKED]
         return
     raise UsedByTwoThreads(
-        f"{type(used).__name__}: expected one thread at a time, got a call while another one was inside; give each "
-        "thread its own, or hold a lock around the calls"
+        f"{type(used).__name__}: expected one thread at a time, got a call during another call; give each thread "
+        "an object of its own, or hold a lock around the calls"
     )
 
 
 def at_first_use(inside: Inside, attach: Callable[[], None]) -> None:
-    """Makes an object's next guarded call run `attach`, and again if that raises; for the object's `forked()`."""
+    """Makes an object's guarded calls run `attach` first, until it succeeds once; for the object's `forked()`."""
     inside[_FORKED] = _refuse_torn if inside.keys() - {_FORKED} else attach
 
 

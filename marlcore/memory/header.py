@@ -42,7 +42,7 @@ class Header:
 
     @classmethod
     def read(cls, fd: int, path: Path) -> "Header":
-        """Copies the header once into private memory, and uses only the values checked there."""
+        """Copies the header once into private memory, and uses only the values checked in this copy."""
         fixed = os.pread(fd, _HEADER.size, 0)
         if len(fixed) < _HEADER.size or not fixed.startswith(MAGIC):
             raise SegmentCorrupt(f"{path}: expected a marlcore segment, got another file")

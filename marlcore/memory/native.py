@@ -220,7 +220,7 @@ class NativeLanes:
         settle()
 
     def cleared(self) -> int:
-        """Returns the number of clears so far; if it has grown, renews `floors`, below which no later counter falls."""
+        """Returns the number of clears so far; if it has grown, renews `floors`. No later counter is below a floor."""
         if self._glance[0] != self._cleared:
             cleared = self._clears.load(0)
             self.floors[:] = [self._lines.load(_floor_word(lane, cleared)) for lane in range(self.count)]

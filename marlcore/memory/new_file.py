@@ -102,7 +102,7 @@ def give_name(file: File, target: Path) -> None:
 
 
 def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fill: Callable[[Put], None]) -> None:
-    """Writes a segment to an ordinary file and atomically replaces the file that is there.
+    """Writes a segment to an ordinary file and atomically replaces the file at `target`.
 
     The file has no name while it is written. Linking cannot replace an existing name, so the file gets a temporary name
     and is renamed. A process that dies between these steps leaves a complete temporary file, which the next call for

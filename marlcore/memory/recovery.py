@@ -49,7 +49,7 @@ def take_flushing(
     writable = segment.body.flags.writeable
     while (mark := marks.newest()).boot != boot_id():
         if not writable:
-            raise SegmentCorrupt(f"{segment.path}: expected one recovered by `attach`, got one of an earlier boot")
+            raise SegmentCorrupt(f"{segment.path}: expected a segment recovered by `attach`, got an unrecovered one")
         held = segment.lock(flusher_lock(geometry))
         if held is not None:
             with ClosedAfterError(held):

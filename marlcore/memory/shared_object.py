@@ -96,6 +96,6 @@ class Shared(Closing):
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[SegmentHandle]]:
         # Picklers are in C, so the innermost function in Python says which module is at work.
         if self._keep and not _SENDERS.fullmatch(sys._getframe(1).f_globals.get("__name__", "")):
-            lacking = "expected a pickle for another process, got a copy, or a pickle to keep, which has no content"
+            lacking = "expected a pickle for another process, got a copy, or a pickle to keep, which lacks the content"
             raise TypeError(f"{type(self).__name__}: {lacking}: {self._keep}; its `handle` can be pickled")
         return type(self).attach, (self.handle,)

@@ -57,4 +57,4 @@ def full(directory: Path, nbytes: int, free: int) -> SharedMemoryFull:
 @functools.cache
 def notice_spill(directory: Path) -> None:
     """Logs, once per process, that segments without room in /dev/shm become files in this directory."""
-    log.warning("%s has no room: buffers take unlinked files in %s instead", SHM_DIR, directory)
+    log.warning("%s has no room: buffers are put into unlinked files in %s", SHM_DIR, directory)

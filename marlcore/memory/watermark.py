@@ -12,20 +12,20 @@ one of the two places always holds a whole mark, as its checksum shows. A mark h
     NEWEST      the first word of the row below the watermark
 
 and the first words of each slot, such as a queue's cursor. Then the flusher stores each lane's PROMISED and WATERMARK
-in the lane's two `words`. A writer takes a ticket only if it is below the promise there. Where the flusher is late, the
-writer does not wait: it writes its own promise, a pledge, to disk (`mc_lane_pledge` in csrc/lane.c). The words
-have one writer, the flusher; the pledge has one, the lane's. A later mark may promise less only of a lane without a
-living writer.
+in the lane's two `words`. A writer takes only tickets below the promise in these words. If the flusher is late, the
+writer does not wait: it writes its own promise, a pledge, to disk (`mc_lane_pledge` in csrc/lane.c). Only the flusher
+writes the words; only the lane's writer writes the pledge. A later mark may promise less only if the lane has no living
+writer.
 
-When the machine stops, the disk holds, of each page, what was written back at some moment since the page was last put
-on disk. Let W be the watermark of the newest whole mark, and H the higher of its promise and of the pledge on disk. No
-ticket from H on was ever taken, so no memory of a row in [H - capacity, W) was ever overwritten: whenever its page was
-written back, it holds the whole row. All other rows are in doubt. That is exactly how a writer leaves its lane that
-reserved the tickets below H and was killed before its commit: recovery.py restores these counters, and every reader and
+When the machine stops, the disk holds each page with its content of some moment since the page was last put on disk.
+Let W be the watermark of the newest whole mark, and H the higher of its promise and of the pledge on disk. No ticket
+from H on was ever taken, so no memory of a row in [H - capacity, W) was ever overwritten: whenever its page was written
+back, it holds the whole row. All other rows are in doubt. A writer that reserved the tickets below H and was killed
+before its commit leaves its lane in exactly this state: recovery.py restores these counters, and every reader and
 successor knows what to do with them.
 
 In a queue, neither a mark nor a pledge promises more tickets than the reader had made room for by then. So H - capacity
-is at most the ticket that the reader had released, and no row from there on is in doubt.
+is at most the ticket that the reader had released, and no row from that ticket on is in doubt.
 
 The page cache lives as long as the kernel. So a mark names the boot of the machine in which it was written: in the same
 boot, the page cache has every committed row, whichever processes were killed.

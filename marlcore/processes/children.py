@@ -33,7 +33,7 @@ EARLY = ("marlcore.preload",)  # modules that actors and evaluators without torc
 PRELOAD = (*EARLY, "marlcore.preload_torch")  # modules that workers of marlcore need
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TEXT_LIMIT = 12_000  # bytes of a traceback, which fit into a socket's buffer: the parent reads only at the end
-OF_MAIN = "a worker does not run the program's own file: move functions that its child processes run into a module"
+OF_MAIN = "a worker does not run the program's own file: put the functions of its child processes into a module"
 PACKAGE = f"{Path(__file__).absolute().parents[1]}{os.sep}"
 _DONE, _FAILED = b"+", b"-"  # first byte of a message
 

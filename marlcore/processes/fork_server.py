@@ -56,7 +56,7 @@ class ForkServer:
 
     The server first imports the modules `early`, and then forks a second server, which has only these modules and so is
     ready sooner. Once `hurry` returns True, no call waits for a starting server. With `fork`, the server is a fork of
-    this process; if `fork` is None, it is one if `is_safe_to_fork`.
+    this process; None: only if `is_safe_to_fork`.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class ForkServer:
             raise InterruptedError(errno.EINTR, "told to stop before the process that forks workers was ready")
 
     def close(self) -> None:
-        """Kills the server; the kernel then kills its forks, among them the second server, and the forks of that."""
+        """Kills the server; the kernel then kills its forks, among them the second server, whose forks it kills too."""
         if self._process is not None:
             self._process.kill()  # first, since a server raises if its channel closes before its answer is read
         for channel in self._channels:
@@ -192,9 +192,9 @@ class ForkServer:
 
 
 def start_child(start: Callable[[], Program]) -> Program:
-    """Calls `start` in a thread that outlives the child, which the end of its thread would kill (PR_SET_PDEATHSIG).
+    """Calls `start` in a thread that outlives the child, since that thread's end would kill it (PR_SET_PDEATHSIG).
 
-    The main thread calls it directly. Raises the errors of `start`; OSError if the system starts no thread.
+    In the main thread, calls it directly. Raises the errors of `start`; OSError if the system starts no thread.
     """
     if threading.get_native_id() == os.getpid():
         return start()

@@ -1,4 +1,4 @@
-"""Pickles objects for other processes, and refuses those that would silently mean something else there."""
+"""Pickles objects for other processes, and refuses objects that would silently mean something else there."""
 
 import io
 import sys
@@ -20,7 +20,7 @@ _OWN_WAYS = ("__reduce_ex__", "__reduce__", "__getstate__")
 def dumps(thing: Any, for_file: bool = False) -> bytes:
     """Pickles by value what another process cannot import. Raises TypeError, or what a class's own pickling raises.
 
-    In a file, a copy of torch's shared memory is what it should be.
+    With `for_file`, torch's shared memory is allowed: a file should hold a copy of it.
     """
     file = io.BytesIO()
     _Pickler(file, for_file).dump(thing)

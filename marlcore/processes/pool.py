@@ -23,7 +23,7 @@ Answer = Callable[[bytes], bytes]
 class Pool(Closing):
     """Processes that answer requests; they live until the pool is closed, or this process dies.
 
-    A process that dies is replaced, and another one gets its request, so that answering must have no side effects.
+    A process that dies is replaced, and another process gets its request, so answering must have no side effects.
     `make`, called once in each process, returns the function that answers; definitions that a process cannot import
     are pickled by value. Up to `size` processes start, each when it is needed. `fork`: see `ForkServer`.
     """
@@ -60,8 +60,8 @@ class Pool(Closing):
     def ask(self, key: int, request: bytes) -> None:
         """Gives a request to a free process; `replies` returns the answer with this key.
 
-        If an exception such as a signal handler's interrupts the call, the request stays in the pool, and asking again
-        with the same key is harmless.
+        If an exception, such as a signal handler's, interrupts the call, the request stays in the pool, and asking
+        again with the same key is harmless.
 
         Raises OSError if the system starts no process, WorkerFailed if each process that got the request died.
         """

@@ -177,7 +177,7 @@ class Workers:
         if not encoded_name("name", name):
             raise ValueError("name: expected at least 1 byte, got ''")
         if any(worker.name == name for worker in self._workers):
-            raise ValueError(f"name: expected one that no other worker has, got {name!r}")
+            raise ValueError(f"name: expected a name that no other worker has, got {name!r}")
         numbered = {f"argument {i + 1}": arg for i, arg in enumerate(args)}
         check_picklable(**{"function": function, **numbered, **kwargs})
         with self._children.uninterrupted():

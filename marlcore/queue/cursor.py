@@ -18,10 +18,10 @@ word `passed`, know how far the reader has read.
 The reader writes the next cursor of all lanes into the invalid half; then one store of `turn` makes it valid. So a
 batch is consumed whole or not at all, wherever the reader dies. Only then does the reader release rows.
 
-On its lane's counters line, a writer counts in `refused` the transitions that found no room, writes in `asked` the rows
-of an add that waits for room, or 0, and in `room` the ticket to which it has room (see watermark.py). A reader that
-waits for more rows takes all whole rows of a lane whose writer asks at once, so that the two sides never wait for each
-other, however unequally the lanes are filled.
+A writer has three words on its lane's counters line: `refused` counts the transitions that found no room; `asked` is
+the number of rows of an add that waits for room, or 0; `room` is the ticket below which it has room (see watermark.py).
+If a writer asks while the reader waits for more rows, the reader at once takes all whole rows of the writer's lane, so
+that the two sides never wait for each other, however unequally the lanes are filled.
 """
 
 from collections.abc import Callable
@@ -92,7 +92,7 @@ class CursorLines:
         return slots, released + self._lane_rows
 
     def room(self, lane: int) -> int:
-        """Returns to a lane's writer the ticket below which it has room, and bounds a durable lane's pledges by it."""
+        """Returns the ticket below which a lane's writer has room, and limits a durable lane's pledges to it."""
         ticket = min(self.released(lane) + self._lane_rows, TICKETS)
         if self._durable:
             self._counters.store(lane * _LINE_WORDS + _ROOM, ticket)
@@ -106,7 +106,7 @@ class CursorLines:
         self._counters.add(lane * _LINE_WORDS + _REFUSED, transitions)
 
     def ask(self, lane: int, rows: int) -> bool:
-        """For the lane's writer, asks for room for `rows` rows; 0 ends the request. Returns whether this is new."""
+        """For the lane's writer, asks for room for `rows` rows; 0 ends the request. Returns whether it changed."""
         if rows == self._last_asked.get(lane):
             return False
         self._counters.store(lane * _LINE_WORDS + _ASKED, rows)
@@ -191,9 +191,9 @@ class CommittedCursor(ReadCursor):
     def checked(self, cursor: Ints, lanes: NativeLanes) -> Ints:
         """Returns a state's cursor without rows that a power cut took. Raises ValueError if it cannot be committed."""
         if not _sane(cursor):
-            raise ValueError("state: expected a reader's cursor, got one whose counters contradict one another")
+            raise ValueError("state: expected a reader's cursor, got counters that contradict one another")
         if not _ascend(self.load()[inorder.POSITION], cursor[inorder.POSITION]):
-            raise ValueError("state: expected one of the last commit or later, got an older one")
+            raise ValueError("state: expected no state before the last commit, got an older state")
         checked = cursor.copy()
         for lane in range(lanes.count):
             if checked[inorder.POSITION, lane] > (committed := lanes.committed(lane)):

@@ -1,4 +1,4 @@
-"""The gates that a trajectory queue's writers pass before each add: they wait for room, or drop rows without room."""
+"""The gates that a trajectory queue's writers pass before each add: they wait for room, or drop rows that find none."""
 
 from collections.abc import Callable
 from functools import partial
@@ -126,8 +126,8 @@ class LaneGate:
             self._looks = self._lines.word(LOOKS)  # a look that had begun by now does not count
         elif rows and looks - self._looks > 1:
             ours = f"the writer of lane {self._lane} waits for room for {rows} rows"
-            theirs = "the reader for more rows before it makes some"
-            raise Deadlocked(f"{self._view.segment.path}: {ours}, and {theirs}")
+            theirs = "the reader makes room only after it gets more rows"
+            raise Deadlocked(f"{self._view.segment.path}: {ours}, but {theirs}")
 
 
 class QueueGates:
@@ -149,7 +149,7 @@ class QueueGates:
         return self._gates[0].wait if self._unread is None else self._wait_for_both
 
     def _wait_for_both(self, transitions: int, boundaries: int, timeout: float | None, check_open: Check) -> bool:
-        """Waits until few enough transitions are unread, then as `LaneGate.wait` for room in the only lane."""
+        """Waits until few enough transitions are unread, then for room in the only lane, like `LaneGate.wait`."""
         assert self._unread is not None
         deadline = self._unread.wait(timeout, check_open)
         return self._gates[0].wait(transitions, boundaries, timeout, check_open, deadline)

@@ -43,8 +43,8 @@ class TrajectoryQueue(TransitionLanes):
     A killed process stops no other. A writer's successor begins a new episode, so no delivered trajectory crosses the
     seam. A reader's successor continues at the cursor, which each batch moves with one store: every transition is
     delivered at most once, and exactly once unless its reader ended before it used a batch that it had taken or begun.
-    A durable queue keeps rows until `reader.commit`, so that a successor reads on from the last commit: with the state
-    of what was learned saved before each commit, every transition is learned from exactly once.
+    A durable queue keeps rows until `reader.commit`, so that a successor reads on from the last commit: if the state of
+    what was learned is saved before each commit, every transition is learned from exactly once.
 
     Attributes:
         spec: the fields of a transition.
@@ -53,7 +53,7 @@ class TrajectoryQueue(TransitionLanes):
         when_full: the behaviour of a writer whose lane is full of unread rows.
         max_unread: writers wait while this many transitions are unread in all lanes together; None: no such limit.
         durable: how the queue survives the end of the machine; None if it need not.
-        recovered: as of a `ReplayBuffer`.
+        recovered: see `ReplayBuffer`.
     """
 
     kind = "queue"
@@ -160,7 +160,7 @@ class TrajectoryQueue(TransitionLanes):
             batch_size: transitions of a batch, or unrolls.
             length: transitions of an unroll: obs becomes [B, T, ...], and so on; see Batch. Each unroll begins where
                 its lane's last one stopped, and ends with its episode if that ends first; `batch.mask` is False after
-                it. Must be a multiple of the interval at which the spec stores recurrent states. None: single
+                that end. Must be a multiple of the interval at which the spec stores recurrent states. None: single
                 transitions.
             stack, n_step, gamma, pad: as for `ReplayBuffer.sampler`.
 
@@ -211,7 +211,7 @@ class TrajectoryQueue(TransitionLanes):
         return skipped
 
     def __len__(self) -> int:
-        """Counts the transitions that were neither read (of a durable queue: committed) nor overwritten.
+        """Counts the transitions that were neither read (in a durable queue: committed) nor overwritten.
 
         Boundary rows do not count.
         """

@@ -96,8 +96,8 @@ def checked_window(
 def _longest_add(lanes: LaneView, window: Window) -> int:
     """Returns the size of the largest add that fits when the reader has taken all whole transitions or unrolls.
 
-    The lane then holds an unfinished transition or unroll, and the rows that a stack or a stored state still needs; a
-    durable one, up to half a lane of rows that await a commit, see `commit_due`, and a quarter that began a batch.
+    The lane then holds an unfinished transition or unroll, and the rows that a stack or a stored state still needs. If
+    it is durable, up to half of its rows await a commit (see `commit_due`), and up to a quarter began a batch.
     """
     still_needed = max(window.stack, window.period) - 1
     longest = lanes.geometry.capacity + 1 - still_needed - (window.length or 1) - window.n_step
@@ -155,8 +155,8 @@ class TrajectoryReader(Closing):
     def read(self, n: int | None = None, *, timeout: float | None = None) -> Batch:
         """Consumes the next batch and returns it.
 
-        One store consumes the batch: the next reader gets the batch of a reader that dies before the store, and a
-        batch is lost if its reader dies just after it. If a signal's exception ends the call, the next call returns
+        One store consumes the batch: if the reader dies before the store, the next reader gets the batch; if it dies
+        just after the store, the batch is lost. If a signal's exception ends the call, the next call returns
         the batch; on Python 3.10, a signal in the call's last instant loses it. Rows taken early, from a full lane
         whose writer waits, are consumed at once. A durable queue keeps all rows until `commit`.
 
@@ -167,11 +167,11 @@ class TrajectoryReader(Closing):
         Raises:
             NotEnoughData: `timeout` is None and less than a batch is ready; what is ready stays for the next call.
             TimeoutError: less than a batch became ready within the timeout.
-            Deadlocked: a writer waits for room that a durable queue's rows keep until a `commit`.
+            Deadlocked: a writer waits for room that rows of a durable queue take until a `commit`.
             MarlcoreError: writers overwrote every copied batch for 10 seconds.
             UsedByTwoThreads: another thread is reading. LaneBusy: this is a forked child whose parent still reads.
-            ClosedError: the reader or its queue was closed. ValueError: n or the timeout is out of range; or rows that
-                were taken early or by an interrupted call, for a batch of another size, await the next batch.
+            ClosedError: the reader or its queue was closed. ValueError: n or the timeout is out of range; or the reader
+                has rows, taken early or by an interrupted call, for a batch of another size.
         """
         batch, begun = self._fill(n, timeout)
         # CPython handles no signal between the last call and the return.
@@ -204,7 +204,7 @@ class TrajectoryReader(Closing):
 
     @one_thread
     def state_dict(self) -> dict[str, NDArray[np.int64]]:
-        """Returns where the reader is, behind the last batch that it returned: int64 `cursor` [4, lanes], `queue` [1].
+        """Returns the reader's place after the last batch that it returned: int64 `cursor` [4, lanes], `queue` [1].
 
         Save it with what was learned from the batches, and give it to `commit` once that is on disk.
         """
@@ -226,13 +226,13 @@ class TrajectoryReader(Closing):
         Args:
             state: a `state_dict` of a reader of this queue; None: everything that was read.
 
-        Raises: ValueError: the queue is not durable, or the state is of another one, or older than the last commit.
+        Raises: ValueError: the queue is not durable, or the state is of another queue or older than the last commit.
         """
         cursor, ours = self._durable_cursor(), self._state()
         state = ours if state is None else state
         behind = state_array(state, "cursor", self._next.shape, np.int64)
         if state_array(state, "queue", (1,), np.int64) != ours["queue"]:
-            raise ValueError(f"state: expected one of this queue, {self._view.segment.path}, got another queue's")
+            raise ValueError(f"state: expected a state of this queue, {self._view.segment.path}, got another queue's")
         behind = cursor.checked(behind, self._view.native)
         cursor.commit(behind, self._needed_from(behind[inorder.POSITION]))
 
@@ -274,12 +274,12 @@ class TrajectoryReader(Closing):
         raise TypeError("a TrajectoryReader belongs to one process: pass the queue and call its `reader` there")
 
     def _resize(self, n: int | None) -> int:
-        """Makes the next batch one of n rows, by default of batch_size."""
+        """Gives the next batch n rows, by default batch_size."""
         if n is not None:
             check_whole("n", n)
         if (size := self.batch_size if n is None else int(n)) != self._size:
             if begun := self._begun.filled:
-                raise ValueError(f"n: expected {self._size}, for which {begun} were taken already, got {size}")
+                raise ValueError(f"n: expected {self._size}, since {begun} of them were taken already, got {size}")
             self._size = 0  # if an interrupt or an error comes now, the next call does this anew
             self._read_plan.resize(size)
             self._size = size
@@ -367,7 +367,7 @@ class QueueRowsReader(RowsReader):
 
     def __init__(self, view: LaneView) -> None:
         if DURABLE in view.segment.description:
-            raise ValueError("rows_reader: expected a queue that is not durable, since no commit follows its release")
+            raise ValueError("rows_reader: expected a queue that is not durable, since raw rows are never committed")
         super().__init__(view)
         self._claim = claim_reader(view.segment, view.geometry)
         self._record = np.zeros((1, view.layout.record_bytes), np.uint8)

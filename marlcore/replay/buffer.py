@@ -116,7 +116,7 @@ class ReplayBuffer(TransitionLanes):
 
         Raises:
             SegmentNotFound: the file does not exist. SegmentCorrupt: the file is no save of a replay, or its checksum
-                is wrong. A replay made in a file has none, nor has a save that was used in place: both are loaded
+                is wrong. Replays made in files and saves that were used in place have no checksum: they are loaded
                 without a check, and without rows that their writers overwrite meanwhile.
             LayoutMismatch: the save has another spec. SharedMemoryFull: no room for the replay.
         """
@@ -135,7 +135,7 @@ class ReplayBuffer(TransitionLanes):
         name: str = "replay",
         path: str | os.PathLike[str] | None = None,
     ) -> ReplayBuffer:
-        """Returns a new replay of one lane, filled with recorded episodes, each by one `Writer.add_batch`.
+        """Returns a new replay of one lane, filled with recorded episodes; each is one `Writer.add_batch`.
 
         An episode of T steps is a dict of arrays, whose other entries are ignored:
 
@@ -153,10 +153,10 @@ class ReplayBuffer(TransitionLanes):
             episodes: an iterable of episodes, a Minari dataset, a dict, or the path of a .npz file. The arrays of a
                 dict or file hold all episodes one after another, with a `final_obs` for each episode that does not
                 terminate; in a file, the parts of an obs have names such as "obs.position".
-            spec: the fields of a transition; None: obs and action as the first episode has them, without extras.
+            spec: the fields of a transition; None: obs and action in the first episode's shapes and dtypes, no extras.
             action_space: a Gymnasium space that must contain all actions. From actions of a Discrete or MultiDiscrete,
                 the space's start is subtracted, as in training. None: the space of a Minari dataset, if it has a start;
-                otherwise actions are stored as they are, without a check of their range.
+                otherwise actions are stored unchanged, without a check of their range.
             capacity: rows, one for each transition and one for each episode that does not terminate. If given, episodes
                 are written as they are read; None reads all of them first, and makes the replay just large enough.
             name, path: as for `create`.
@@ -180,8 +180,8 @@ class ReplayBuffer(TransitionLanes):
                 for index, batch in enumerate(chain(batches, read)):
                     left -= rows_taken(batch)
                     if left < 0:
-                        more = f"{-left} rows more for episodes 0 to {index}"
-                        raise ValueError(f"capacity: expected {more}, got {capacity}")
+                        least = f"at least {replay.capacity - left} rows for episodes 0 to {index}"
+                        raise ValueError(f"capacity: expected {least}, got {capacity}")
                     writer.add_batch(**batch)
         except BaseException:
             replay.unlink()
@@ -208,7 +208,7 @@ class ReplayBuffer(TransitionLanes):
         """
         self._segment.check_open()
         if sampler is not None and not callable(getattr(sampler, "state_dict", None)):
-            raise TypeError(f"sampler: expected one with a state_dict, got {brief(sampler)}")
+            raise TypeError(f"sampler: expected a sampler with a state_dict, got {brief(sampler)}")
         # The lanes' counters are read after this, so that the save has every row that the sampler's state knows.
         state = None if sampler is None else sampler.state_dict()
         save_segment(self._mapped, path, state)
@@ -284,23 +284,23 @@ class ReplayBuffer(TransitionLanes):
             layout: "separate": obs and next_obs are contiguous arrays, aligned to 64 bytes. "shared": they are views
                 of one block that has each frame once, which is less to copy for stacks and sequences. None: separate
                 without stack and sequence, where that costs nothing; otherwise shared.
-            replace: whether a batch may have a row twice. False gives batches of different transitions, or sequences,
-                each set of which is equally likely; not with priorities.
-            name: for a durable replay: the sampler continues where the last one of this name stopped, with its
-                generator, its count of batches for beta, and its priorities. If that one was killed or dropped, these
-                may be up to `every_s` seconds of drawing older.
+            replace: whether a batch may have a row twice. False: a batch's transitions, or sequences, are all
+                different, and each set of them is equally likely; not with priorities.
+            name: for a durable replay: the sampler continues where the last sampler of this name stopped, with its
+                generator, its count of batches for beta, and its priorities. If that sampler was killed or dropped,
+                these may lack its last `every_s` seconds of drawing.
 
         Raises:
-            ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, a batch
-                would take more bytes than the machine has memory; or a sampler of this name had priorities, and another
-                window, other lanes or exponents.
+            ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, or a batch
+                would take more bytes than the machine has memory. Or the last sampler of this name
+                differs: only one of the two has priorities, or both have, with different lanes, exponents or windows.
             LaneBusy: a living process has a sampler of this name.
         """
         view, window = self.view(lanes), Window(stack, n_step, gamma, pad, sequence, layout)
         rows = RowSampler(view, window, batch_size, min_size, prioritized, seed, hindsight, replace)
         most = view.geometry.lanes * view.geometry.capacity
         if not replace and rows.batch_size > most:
-            raise ValueError(f"batch_size: expected at most the {most} rows, since none comes twice, got {batch_size}")
+            raise ValueError(f"batch_size: expected at most {most} rows, since no row comes twice, got {batch_size}")
         kept = None if name is None else self._kept_state(name, view, rows)
         return Sampler(rows, SampleGate.of(view, rows.batch_size), kept=kept)
 
@@ -328,8 +328,8 @@ class ReplayBuffer(TransitionLanes):
 
         Args:
             index: integers (n,), such as `batch.index`. The row that a writer added to a lane under a ticket has the
-                index ticket * replay.lanes + lane. Of a Mixture's batch with m replays, the rows that have source k
-                are rows index // m of replays[k].
+                index ticket * replay.lanes + lane. In a batch of a Mixture of m replays, a row of source k is
+                the row index // m of replays[k].
             missing: what to do with rows that the replay does not hold whole, with their stacks and next rows: "raise"
                 an error, or "skip" them; `batch.index` lists the rows returned. Writers may have overwritten a row
                 since its index was given, and the newest row of an unfinished episode has no next row yet.
@@ -381,13 +381,13 @@ class ReplayBuffer(TransitionLanes):
         """Returns an iterator over the whole episodes that the replay holds now, the oldest of all lanes first.
 
         Each is a batch of the episode's transitions in order. An episode is whole if it has ended and its first row is
-        still held. Writers may continue: new episodes are not read, nor is an episode if they overwrite a row of it
-        first.
+        still held. Writers may continue: new episodes are not read, and an episode is left out if they overwrite one
+        of its rows first.
 
         Args:
             stack, n_step, gamma, pad, lanes, layout: as for `sampler`.
 
-        Raises: ValueError, TypeError: an option is out of range, or the spec has next_obs, so that rows do not follow
+        Raises: ValueError, TypeError: an option is out of range, or the spec has next_obs, so rows do not follow
             one another. While iterating: ClosedError: the replay was closed.
         """
         return read_episodes(self.view(lanes), Window(stack, n_step, gamma, pad, layout=layout))
@@ -405,8 +405,8 @@ class ReplayBuffer(TransitionLanes):
     def clear(self) -> None:
         """Hides all rows written so far from every process; writers continue meanwhile.
 
-        Every lane then begins anew: `len` is 0, and no sampler, reader or save sees a row from before the call, nor a
-        stack, a sequence or an episode that begins with one. Samplers start anew with their next draw: they forget all
+        Every lane then begins anew: `len` is 0, and no sampler, reader or save sees a row from before the call, or a
+        stack, sequence or episode that begins with such a row. Samplers start anew at their next draw: they forget all
         priorities, and wait for `min_size` transitions again. Batches that a Prefetch holds ready are dropped by its
         own `clear`. A limiter keeps its counts of rows inserted and drawn. For a durable replay, the change is on disk
         when the call returns.

@@ -77,7 +77,7 @@ class RecordedEpisodes:
             raise ValueError(f"action: expected an array [T, ...] with T of at least 1, got {brief(fields['action'])}")
         steps, final = len(action), _final_obs(fields, obs, len(action))
         for row in np.flatnonzero(_seams(fields, steps)):
-            raise ValueError(f"next_obs: expected the observation of row {row + 1} in row {row}, got another one")
+            raise ValueError(f"next_obs: expected row {row} to equal row {row + 1} of obs, got another observation")
         obs = each(lambda array: array[:steps], obs)
         spec = self.spec or TransitionSpec(each(_field_of, obs), _field_of(action))
         terminated, _ = (_ends(name, fields.get(name), steps) for name in ("terminated", "truncated"))
@@ -119,7 +119,7 @@ class RecordedEpisodes:
         if mask is not None and action.ndim == 1:
             allowed = ((action[:, None] == np.arange(mask.shape[1])) & (mask != 0)).any(1)
             for step in np.flatnonzero(~allowed):
-                raise ValueError(f"action: expected one that {MASK} allows, got {action[step]} at step {step}")
+                raise ValueError(f"action: expected an action that {MASK} allows, got {action[step]} at step {step}")
         return action
 
 
@@ -130,7 +130,7 @@ def rows_taken(arguments: Mapping[str, Any]) -> int:
 
 def _check_spec(spec: TransitionSpec) -> None:
     if spec.next_obs:
-        raise ValueError("spec: expected one without next_obs, since the rows of an episode follow one another")
+        raise ValueError("spec: expected a spec without next_obs, since the rows of an episode follow one another")
     for name, part in {"action": spec.action, **spec.extras}.items():
         if not isinstance(part, Field):
             raise ValueError(f"spec: expected one Field as {name}, got {brief(part)}")
@@ -321,7 +321,7 @@ def _ends(name: str, value: Any, steps: int) -> bool:
 
 
 def _bounds(space: Any) -> tuple[Any, Any, Any]:
-    """Returns the least and the greatest actions of a Gymnasium space, and the action that rows hold as 0."""
+    """Returns a Gymnasium space's lowest and highest actions, and its start, which is subtracted from actions."""
     if hasattr(space, "low"):
         return space.low, space.high, 0
     if not hasattr(space, "start"):  # a MultiBinary

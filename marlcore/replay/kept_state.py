@@ -37,8 +37,8 @@ class KeptState(Closing):
         """Restores the state that an earlier sampler of this name left.
 
         Raises:
-            ValueError: the name has other characters, or the earlier sampler had other options. LaneBusy: a living
-            process has a sampler of this name.
+            ValueError: the name is too long or has forbidden characters, or the earlier sampler had other options.
+            LaneBusy: a living process has a sampler of this name.
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"name: expected at most 100 letters, digits, '_', '.' and '-', got {brief(name)}")
@@ -52,7 +52,7 @@ class KeptState(Closing):
         self._due = time.monotonic() + self._every_s
         claim = view.segment.lock(name_lock(view.geometry, name))
         if claim is None:
-            raise LaneBusy(f"{view.segment.path}: the sampler {name!r} is in use, here or elsewhere, until closed")
+            raise LaneBusy(f"{view.segment.path}: the sampler {name!r} is in use, here or in another process")
         self._claim: File = claim
         with ClosedAfterError(claim):
             self._restore()
@@ -68,8 +68,8 @@ class KeptState(Closing):
             segment.verify()
             state = {name: array.copy() for name, array in arrays_in(segment, 0).items()}
         if self._rows.prioritized is None and _PRIORITIES in state:  # the next save would drop them
-            got = f"{self._path}: expected a prioritized sampler, as the last one of this name was, got a uniform one"
-            raise ValueError(got)
+            expected = "a prioritized sampler, like the last sampler of this name"
+            raise ValueError(f"{self._path}: expected {expected}, got a uniform sampler")
         try:
             self._rows.load_state_dict(state)
         except ValueError as error:

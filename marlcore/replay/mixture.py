@@ -42,7 +42,7 @@ class Mixture:
         fractions: each replay's part of a batch, at least 0; their sum is 1.
         batch_size: rows of a batch.
         prioritized: options for all replays, or a list of one entry for each; None draws uniformly. Weights are divided
-            by the largest weight of rows of the same replay; each batch of the mixture counts as one of beta_steps.
+            by the largest weight of rows of the same replay; beta_steps counts the mixture's batches.
         min_size: transitions that each replay must hold before the mixture draws from it.
         stack, n_step, gamma, seed, pad, sequence, hindsight, layout, replace: as for `ReplayBuffer.sampler`. Hindsight
             takes a row's goal from the row's own lane, and calls its functions once for the whole batch.
@@ -81,7 +81,7 @@ class Mixture:
         count = len(replays)
         check_whole("min_size", min_size)  # unlike a sampler's, it cannot be None
         self._fractions = _checked_fractions(fractions, count)
-        preferred = _for_each("prioritized", "one", prioritized, count)
+        preferred = _for_each("prioritized", "an entry", prioritized, count)
         parts = _for_each("lanes", "a range", lanes, count)
         window, seeds = Window(stack, n_step, gamma, pad, sequence, layout), _seeds(seed, count)
         self._parts: list[RowSampler] = []
@@ -176,7 +176,7 @@ class Mixture:
 
     @property
     def due(self) -> bool:
-        """Whether samplers are a batch behind by the limiter of every replay that has one; False without limiters."""
+        """Whether every limiter of the replays says that samplers are a batch behind; False without limiters."""
         return bool(self._gates) and all(gate.due for gate, _ in self._gates)
 
     def limit_to(self, share: Share) -> None:
@@ -266,7 +266,7 @@ class Mixture:
             shares[short] = 0.0
             if not shares.any():
                 lacks = "; ".join(self._parts[i].shortage() for i in short)
-                raise NotEnoughData(f"no replay has anything to draw from: {lacks}")
+                raise NotEnoughData(f"no replay has a row to draw: {lacks}")
             left = np.concatenate(unfilled)
             counts = _apportion(len(left) * shares / shares.sum(), len(left))
 
@@ -305,7 +305,7 @@ def _checked_fractions(fractions: Several[float], replays: int) -> NDArray[np.fl
     except (TypeError, ValueError):
         raise TypeError(f"fractions: expected numbers, got {fractions!r}") from None
     if not replays or shares.shape != (replays,):
-        raise ValueError(f"fractions: expected one for each of {replays} replays, at least one, got {fractions!r}")
+        raise ValueError(f"fractions: expected a number for each of {replays} replays (1 or more), got {fractions!r}")
     if not (shares >= 0).all() or not math.isclose(shares.sum(), 1.0, abs_tol=1e-6):
         raise ValueError(f"fractions: expected numbers of at least 0 whose sum is 1, got {fractions!r}")
     shares /= shares.sum()

@@ -77,7 +77,7 @@ class Prefetch(Generic[B], Closing):
             device is no CPU or CUDA device. RuntimeError: memory cannot be pinned, since there is no GPU.
         """
         if not all(callable(getattr(sampler, name, None)) for name in ("sample", "can_sample")):
-            raise TypeError(f"sampler: expected one, such as replay.sampler(256) makes, got {brief(sampler)}")
+            raise TypeError(f"sampler: expected a sampler, such as replay.sampler(256), got {brief(sampler)}")
         check_whole("depth", depth)
         check_type("pin_memory", pin_memory, bool)
         mover = None if str(device) == "cpu" and not pin_memory else Mover(device)
@@ -99,8 +99,8 @@ class Prefetch(Generic[B], Closing):
             timeout: seconds to wait for data; None does not wait for data. A draw that has begun is always awaited.
 
         Raises:
-            NotEnoughData: without a timeout, no batch is ready and the sampler lacks data.
-            TimeoutError: this was still so after the timeout.
+            NotEnoughData: no batch is ready and the sampler lacks data, and there is no timeout.
+            TimeoutError: the sampler still lacked data after the timeout.
             ClosedError: `close` was called, or an error has ended the thread and was raised before.
             Exception: an error has ended the thread; it is raised once, after the last batch was returned.
         """

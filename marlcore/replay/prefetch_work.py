@@ -47,7 +47,7 @@ class Bell:
 class Work:
     """The state shared by the thread and its consumer. The consumer takes no lock: an interrupt could leave it held.
 
-    Each side changes a field by one store or C call, rings the other, and reads its fields. The thread owns the
+    Each side changes a field by one store or C call, then rings the other side, which reads it. The thread owns the
     sampler while `_drawing` is set; the consumer owns it while `_wanted` is set and `_drawing` is not. Each side first
     sets its own flag and then checks the other's (Dekker's algorithm; the GIL keeps the order).
     """
@@ -158,7 +158,7 @@ class Work:
         self.check_open()
         method = getattr(self.sampler, name, None)
         if method is None:
-            raise TypeError(f"{name}: expected a sampler that has it, got {brief(self.sampler)}")
+            raise TypeError(f"{name}: expected a sampler with this method, got {brief(self.sampler)}")
         try:
             self._wanted = True
             while self._drawing:
@@ -283,7 +283,7 @@ class Mover:
         return tensor.to(self._device, non_blocking=True)
 
     def _parts(self, block: Any) -> Any:
-        """Copies a batch's block to the device; returns a function of a host tensor that returns the device's."""
+        """Copies a batch's block to the device; returns a function that maps a host tensor to its copy there."""
         from ..accelerator import part_of, register
 
         register(block, self._stream.device)

@@ -36,7 +36,7 @@ class Prioritized(Declared):
         beta: from 0 to 1, at the first batch; assigning to a sampler's `beta`, or `sample(beta=...)`, replaces it.
         epsilon: at least 0; added to each priority.
         beta_steps: batches over which beta rises linearly to 1; None keeps it constant.
-        beta_inserts: the same in environment steps, instead of batches: transitions written to the sampler's lanes.
+        beta_inserts: like beta_steps, but in environment steps: transitions written to the sampler's lanes.
         initial: name of an extra, a float32 scalar, in which actors store each transition's first priority;
             NaN means the highest priority so far.
     """
@@ -59,7 +59,7 @@ class Prioritized(Declared):
             raise ValueError(f"prioritized.beta_inserts: expected None beside beta_steps, got {self.beta_inserts}")
         extras = spec.extra_fields
         if self.initial is not None and extras.get(self.initial) != Field():
-            extra = extras[self.initial].describe() if self.initial in extras else "none of them"
+            extra = extras[self.initial].describe() if self.initial in extras else "no extra"
             got = f"{self.initial!r}, which is {extra}"
             raise ValueError(f"prioritized.initial: expected the name of a float32 () extra, got {got}")
 
@@ -83,7 +83,7 @@ class PriorityTree:
         self._leaves = leaves
         self.limit = options.limit(leaves)
         if self.limit < FIRST:
-            raise ValueError(f"prioritized: expected alpha and epsilon with finite masses, got {options}")
+            raise ValueError(f"prioritized: expected alpha and epsilon that give finite masses, got {options}")
         self._offsets = level_offsets(leaves)
         self._tree = empty_tree(self._offsets)
         self._marks = np.zeros(leaves, np.uint8)
@@ -189,7 +189,7 @@ class PriorityTree:
         d = self._read_plan
         d.chosen[:, 0] = lane, ticket, ticket
         if not len(d.lapped(1)):  # else the row was overwritten, perhaps during the read
-            label, got = f"{self._path}: {self._options.initial}", f"another in lane {lane}, ticket {ticket}"
+            label, got = f"{self._path}: {self._options.initial}", f"another number in lane {lane}, ticket {ticket}"
             raise ValueError(f"{label}: expected priorities from 0 to {self.limit:.3g}, got {got}")
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
@@ -211,7 +211,7 @@ class PriorityTree:
             state[name].reshape(behind.shape)[behind] = 0
 
     def _behind(self, reach: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Marks the leaves, bool [lanes, rows], of no ticket in [floor, caught); `reach` holds floor and caught."""
+        """Marks the leaves, bool [lanes, rows], that belong to no ticket in [floor, caught); `reach` holds both."""
         floor, caught = reach[:, :, None]
         per_lane = self._leaves // self._lane_count
         behind: NDArray[np.bool_] = (np.arange(per_lane) - floor) % per_lane >= caught - floor
@@ -223,7 +223,7 @@ class PriorityTree:
                 state_array(state, name, array.shape, array.dtype)
         for name, same in self._kind.items():
             if (state[name] != same).any():
-                expected = f"that of a sampler with the {name} {same.tolist()}"
+                expected = f"the state of a sampler with the {name} {same.tolist()}"
                 raise ValueError(f"state: expected {expected}, got {state[name].tolist()}")
         masses = state["masses"]
         if not ((masses >= 0).all() and masses.sum() < np.inf):
@@ -258,7 +258,7 @@ def checked_priorities(
     if values.shape == (len(indices), 1):
         values = values[:, 0]
     if values.shape != indices.shape:
-        raise ValueError(f"priority: expected one for each index, shape {indices.shape}, got {values.shape}")
+        raise ValueError(f"priority: expected a number for each index, shape {indices.shape}, got {values.shape}")
     row = kernels.first_bad(values, limit)
     if row >= 0:
         highest = f", not above {limit:.3g}" if values[row] > limit and values[row] < np.inf else ""

@@ -46,7 +46,7 @@ class RateLimiter:
 
     Each side reads the counters and then acts, without a lock: with W writers and S samplers active at once, W - 1
     adds and S - 1 batches may exceed the tolerance. Without a sampler, writers wait for ever or until their timeout,
-    and log a warning after some seconds: a thread that both adds and samples gives its writer a timeout of 0, and
+    and log a warning after some seconds. A thread that both adds and samples gives its writer a timeout of 0, and
     samples when an add is refused. This is Reverb's SampleToInsertRatio (Cassirer et al., 2021, arXiv:2102.04736,
     section 3.2) without a server.
 
@@ -68,7 +68,7 @@ class RateLimiter:
     def __post_init__(self) -> None:
         check_declared(self)
         if self.tolerance < self.samples_per_insert:
-            least = f"samples_per_insert = {self.samples_per_insert:g}, since no row could ever be added"
+            least = f"samples_per_insert = {self.samples_per_insert:g}, or no row could ever be added"
             raise ValueError(f"tolerance: expected at least {least}, got {self.tolerance:g}")
 
     def inserts_missing(self, inserted: int, sampled: int, batch: float) -> int:
@@ -142,8 +142,8 @@ class WriteGate(_Side):
         """
         limiter, least = self._limiter, self._limiter.samples_per_insert * transitions
         if least > limiter.tolerance:
-            expected = f"at least samples_per_insert * rows = {least:g} for an add of {transitions}"
-            raise ValueError(f"tolerance: expected a limiter with {expected}, got {limiter.tolerance:g}")
+            expected = f"at least samples_per_insert * rows = {least:g} for an add of {transitions} rows"
+            raise ValueError(f"tolerance: expected {expected}, got a limiter with {limiter.tolerance:g}")
         if not self._missing(transitions):
             return True
         bulk = limiter.tolerance / limiter.samples_per_insert / 2
@@ -172,7 +172,7 @@ class WriteGate(_Side):
     def _alone(self) -> str:
         if any(self._segment.is_locked(slot_lock(self._lanes.count, slot)) for slot in range(SLOTS)):
             return ""
-        return f"{self._segment.path}: a writer waits for a sampler by its limiter, and no process has a sampler"
+        return f"{self._segment.path}: by the limiter, a writer waits for a sampler, and no process has a sampler"
 
     def _any_starves(self) -> bool:
         """Whether a living sampler has too few rows to draw; the flag of a dead sampler does not count."""
@@ -211,11 +211,11 @@ class SampleGate(_Side):
         tolerance, ratio = self._limiter.tolerance, self._limiter.samples_per_insert
         if rows > tolerance:
             least = f"at least the batch_size {rows}"
-            raise ValueError(f"tolerance: expected a limiter with {least}, got {tolerance:g}")
+            raise ValueError(f"tolerance: expected {least}, got a limiter with {tolerance:g}")
         if rows > self.most:
             least = f"at least batch_size + samples_per_insert - lead = {rows + ratio - self._lead:g}"
-            expected = f"a limiter with {least}, or samplers and writers would both wait"
-            raise ValueError(f"tolerance: expected {expected}, got {tolerance:g}")
+            expected = f"{least}, or samplers and writers would both wait"
+            raise ValueError(f"tolerance: expected {expected}, got a limiter with {tolerance:g}")
 
     def take_slot(self) -> None:
         """Takes a slot for this process. Raises MarlcoreError if other samplers have them all."""

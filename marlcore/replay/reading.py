@@ -24,7 +24,7 @@ class RowReader:
         self._view, self._plan = view, ReadPlan(view, window, 1)
 
     def read(self, index: Ints) -> Batch:
-        """Returns the rows `index`, int64 [n], that the replay holds, in this order."""
+        """Returns the rows that `index`, int64 [n], lists, in its order; leaves out rows that are not held whole."""
         self._view.segment.check_open()
         d = self._plan
         d.resize(_room(len(index)))
@@ -50,7 +50,7 @@ class RowReader:
 
 
 def read_rows(view: LaneView, window: Window, index: Any, missing: str, kept: dict[Any, RowReader]) -> Batch:
-    """Implements `ReplayBuffer.read`; `kept` has the last reader, since making one takes longer than using it."""
+    """Implements `ReplayBuffer.read`; `kept` has the last reader, since making a reader takes longer than a read."""
     if missing not in ("raise", "skip"):
         raise ValueError(f"missing: expected 'raise' or 'skip', got {missing!r}")
     window.check(view.spec, view.geometry.capacity)
@@ -63,7 +63,7 @@ def read_rows(view: LaneView, window: Window, index: Any, missing: str, kept: di
     if missing == "raise" and len(batch) < len(wanted):
         lost = wanted[~np.isin(wanted, batch.index)]
         ticket, lane = divmod(int(lost[0]), view.geometry.lanes)
-        got = f"{len(lost)} others, such as {lost[0]}, ticket {ticket} of lane {lane}"
+        got = f"{len(lost)} other rows, such as {lost[0]}, ticket {ticket} of lane {lane}"
         record = view.native.record(lane, ticket)
         if record is not None and record.view(np.uint32)[PLACE] >> 24 & BOUNDARY:
             got += ", which holds an episode's final_obs"

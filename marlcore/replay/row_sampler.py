@@ -102,7 +102,7 @@ class RowSampler:
             self._relabelling.draw(plan.memory(), self._whole, 0)
 
     def resize(self, n: int | None = None) -> Ints:
-        """Makes the next batch one of n rows, by default of batch_size; returns the numbers of its rows."""
+        """Gives the next batch n rows, by default batch_size; returns the numbers of its rows."""
         if n is not None:
             check_whole("n", n)
         if (n := self.batch_size if n is None else int(n)) != len(self._whole):
@@ -118,16 +118,16 @@ class RowSampler:
         return self._whole
 
     def begin(self) -> None:
-        """Lets the next batch have any row, also one of the last batch."""
+        """Lets the next batch have any row, even a row of the last batch."""
         if not self._replace:
             self._plan.begin()
 
     def reseed(self, number: int) -> None:
-        """Replaces the generator's state by one that follows from it and a number."""
+        """Replaces the generator's state by a new state that follows from the old state and a number."""
         self._plan.generator[:] = _state_of([*self._plan.generator.tolist(), number])
 
     def lacking(self) -> int:
-        """Returns how many transitions at least must be added before a row can be drawn; 0 if one can be drawn now."""
+        """Returns the least number of transitions to add before a row can be drawn; 0 if a row can be drawn now."""
         self.check_open()
         return self._too_few() or self.least_drawable - self._strategy.drawable(self.least_drawable)
 
@@ -142,7 +142,7 @@ class RowSampler:
         return 0 if self._too_few() else self._strategy.drawable(self.least_drawable)
 
     def fill(self, memory: BatchMemory, rows: Ints) -> Ints:
-        """Fills these rows of a batch; returns the rows left unfilled, since the replay has nothing to draw."""
+        """Fills these rows of a batch; returns the rows that stay unfilled if the replay has nothing to draw."""
         self.check_open()
         given = rows
         if not self._enough and self._too_few():
@@ -218,7 +218,7 @@ class RowSampler:
     def state_below(self, tickets: Ints) -> dict[str, NDArray[Any]]:
         """Returns a state that depends on no row at or above `tickets`, int64 [lanes of the replay].
 
-        Other rows may take these tickets. So the last rows below them, whose windows reach so far, are left out, too.
+        Other rows may take these tickets. So rows below them whose windows reach these tickets are left out, too.
         """
         state, first = self.state_dict(), self._view.geometry.first
         tickets = tickets[first : first + self._view.geometry.lanes]
@@ -264,7 +264,7 @@ class RowSampler:
         return f"{self.path}: {why}"
 
     def _too_few(self) -> int:
-        """Returns how many transitions are missing to `min_size`, but no more than the lanes have room for."""
+        """Returns how many more transitions `min_size` needs, at most as many as the lanes have room for."""
         geometry, native = self._view.geometry, self._view.native
         native.cleared()
         floor: list[int] = np.maximum(self._plan.floor, native.floors).tolist()

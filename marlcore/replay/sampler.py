@@ -82,13 +82,13 @@ class Sampler(Closing):
         """Draws a batch.
 
         Args:
-            n: rows of this batch, and then also the default of `min_size`; None: batch_size.
+            n: rows of this batch, and its `min_size` if the sampler was made without one; None: batch_size.
             timeout: seconds to wait for data; None does not wait.
             beta: the exponent of this batch's weights, instead of the attribute.
 
         Raises:
             NotEnoughData: no timeout was given, and the replay holds fewer than min_size transitions or none that can
-                be drawn, or its limiter forbids the draw. TimeoutError: this was still so after the timeout.
+                be drawn, or its limiter forbids the draw. TimeoutError: no draw became possible in time.
             ValueError: an actor stored a priority that is negative or infinite, n, timeout or beta is out of range,
                 or the limiter never allows n rows at once. TypeError: beta was given, and the sampler draws uniformly.
             MarlcoreError: writers overwrote every draw for 10 seconds.

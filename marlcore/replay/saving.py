@@ -82,7 +82,7 @@ def read_state(view: LaneView) -> dict[str, NDArray[Any]] | None:
 
 
 def place_arrays(arrays: Mapping[str, NDArray[Any]], end: int) -> tuple[dict[str, dict[str, Any]], int]:
-    """Returns the places of arrays that follow byte `end` of a body, for its description; and the last one's end."""
+    """Places arrays behind byte `end` of a body; returns their places, for a description, and the last array's end."""
     places: dict[str, dict[str, Any]] = {}
     for name, array in arrays.items():
         offset = -(-end // LINE) * LINE
@@ -141,7 +141,7 @@ def _runs(geometry: LaneGeometry, lane: int, lo: int, hi: int) -> Iterator[tuple
 
 def _checked_array(name: Any, value: Any) -> NDArray[Any]:
     if not isinstance(name, str):
-        raise TypeError(f"sampler: expected names of its state's arrays, got {name!r}")
+        raise TypeError(f"sampler: expected a state whose keys are names, got the key {name!r}")
     array = np.asarray(value, order="C")
     if array.dtype.kind not in _KINDS or not array.dtype.isnative:
         raise TypeError(f"sampler: state {name!r}: expected an array of numbers, got dtype {array.dtype}")
@@ -167,5 +167,5 @@ def _array_at(body: NDArray[np.uint8], start: int, /, dtype: Any, shape: Any, of
     longest = math.prod(max(n, 1) for n in shape) * np.dtype(dtype).itemsize  # bounds the lengths of an empty array too
     end = offset + longest if 0 not in shape else max(offset, longest)
     if not start <= offset or not end <= len(body) or offset % LINE:
-        raise ValueError(f"expected lines from byte {start} to {len(body)}, got {offset} to {end}")
+        raise ValueError(f"expected a multiple of {LINE} within bytes {start} to {len(body)}, got {offset} to {end}")
     return np.ndarray(shape, dtype, body, offset)

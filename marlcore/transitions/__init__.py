@@ -1,7 +1,7 @@
 """Transitions as rows of lanes: the place of each field, writing rows, and reading batches.
 
 A writer stages a transition and appends it in one call. A reader copies rows into a batch's memory, then checks that
-no writer overwrote them. The replay and the trajectory queue build on this room and choose the rows to read.
+no writer overwrote them. The replay and the trajectory queue build on this package and choose the rows to read.
 """
 
 from .batch import Batch, BatchMemory, TorchBatch, memory_of

@@ -191,7 +191,7 @@ class BatchLayout:
     """
 
     def __init__(self, lanes: LaneView, batch: int, stack: int, n_step: int, length: int | None, apart: bool) -> None:
-        """`apart`: obs and next_obs share no frames, so that each is contiguous."""
+        """`apart`: obs and next_obs share no frames, so each is contiguous."""
         spec, layout = lanes.spec, lanes.layout
         self.batch_size = batch
         self.length = length or 1
@@ -248,7 +248,7 @@ class BatchLayout:
         return self._geometry.column_offset(place.column) + place.offset, self._geometry.stride(place.column)
 
     def _frames(self, place: Place) -> tuple[int, ...]:
-        """Adds a block of frames for each slot. obs is a view of it; so is next_obs, unless the spec stores it."""
+        """Adds a block of frames for each slot. obs is a view of it; so is next_obs, unless stored or separate."""
         stack, field, frame = self._stack, place.field, place.field.nbytes
         alone = self.length * stack  # frames of one field's stacks
         near = alone if self._next == SEPARATE else stack - 1 + self.length + (self._next == ONE_MORE)
@@ -318,7 +318,7 @@ _memories: WeakValueDictionary[int, BatchMemory] = WeakValueDictionary()  # by t
 
 
 def memory_of(batch: Batch) -> BatchMemory | None:
-    """Returns the memory that holds a sampler's batch, except a few of its arrays; None for other batches."""
+    """Returns the memory that holds most arrays of a sampler's batch; None for other batches."""
     return _memories.get(id(batch.index.base))
 
 

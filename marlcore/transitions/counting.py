@@ -1,4 +1,4 @@
-"""Counts the transitions in windows of lanes that begin after the lanes' oldest rows."""
+"""Counts the transitions in lanes' windows, which may begin after the lanes' oldest rows."""
 
 import errno
 import time

@@ -1,4 +1,4 @@
-"""Durable replays and queues: rows survive the end of every process, and of the machine up to a watermark."""
+"""Durable replays and queues: all rows survive their processes, and rows below a watermark also a power cut."""
 
 import logging
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Durability(Closing):
     `kept` returns the words of the slots that a mark records, see watermark.py.
 
     Attributes:
-        recovered: what was left when the machine stopped, if this process was the first to open the segment since.
+        recovered: what was left when the machine stopped, if this process was the first to open the segment since then.
     """
 
     def __init__(self, view: LaneView, options: Durable, kept: Kept | None) -> None:
@@ -45,7 +45,7 @@ class Durability(Closing):
         held, self.recovered = take_flushing(segment, geometry, self.marks, hollow)
         if self.recovered is not None:
             rows, cut, overwritten = self.recovered.rows, self.recovered.cut, self.recovered.overwritten
-            left = f"{rows:,} rows are whole, {cut:,} newer and {overwritten:,} older ones are lost"
+            left = f"{rows:,} rows are whole; {cut:,} newer and {overwritten:,} older rows are lost"
             log.warning("%s: the machine stopped while it was in use: %s", self.path, left)
         self._flushing: Flushing | None = None
         self._flusher: Flusher | None = None
@@ -62,13 +62,13 @@ class Durability(Closing):
             sync_directory(self.path.parent)
 
     def close(self) -> None:
-        """Puts the rows on disk once more, and lets another process be the flusher. Raises the flusher's error."""
+        """Puts the rows on disk a last time, then lets another process be the flusher. Raises the flusher's error."""
         if self._flusher is not None:
             flusher, self._flusher = self._flusher, None
             flusher.close()
 
 
 def hollow(word: int) -> int:
-    """Turns the first word of a row into that of a boundary row that follows it."""
+    """Returns the first word of a boundary row that follows a row whose first word is `word`."""
     ordinal, is_boundary = word & _COUNT, word >> _FLAGS & BOUNDARY
     return (ordinal + (not is_boundary)) & _COUNT | BOUNDARY << _FLAGS

@@ -20,7 +20,7 @@ class InOrder:
 
     Attributes:
         plan: the read plan; `prepare` may narrow its windows.
-        next: int64 [4, lanes], the cursors where a copy begins, and then those behind it; see kernels/inorder.py.
+        next: int64 [4, lanes], the cursors where a copy begins, then those where it ended; see kernels/inorder.py.
         settled: the cursors, moved only past rows that no batch can hold.
         crowded: int64 [lanes], whether a lane delivers its rows even if they do not fill the batch.
         lapped: how often a batch was copied again, because a writer overwrote its rows.
@@ -40,7 +40,7 @@ class InOrder:
     def copy(
         self, memory: BatchMemory, prepare: Callable[[], None], first: int = 0, filled: int = 0
     ) -> tuple[int, int, int]:
-        """Adds to a batch with `filled` filled slots, without a validation; for the results see `inorder.read`."""
+        """Adds unvalidated rows to a batch with `filled` filled slots; returns the results of `inorder.read`."""
         d = self.plan
         d.read_windows()
         prepare()

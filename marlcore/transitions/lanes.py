@@ -53,7 +53,7 @@ class TransitionLanes(Shared):
         lane_rows = segment.description["lane_rows"]
         whole = all(type(n) is int and n >= 1 for n in (self.lanes, lane_rows))
         if not whole or self._lane_rows(self.spec, self.lanes * lane_rows, self.lanes) != lane_rows:
-            raise ValueError(f"lanes, lane_rows: expected those of `create`, got {self.lanes!r}, {lane_rows!r}")
+            raise ValueError(f"lanes, lane_rows: expected values from `create`, got {self.lanes!r}, {lane_rows!r}")
         geometry, layout = self._geometry_of(segment.description), RecordLayout.of(self.spec)
         self.capacity = self.lanes * geometry.capacity
         self._mapped = LaneView(segment, geometry, geometry.bind(segment.body), layout, self.spec)
@@ -126,7 +126,7 @@ class TransitionLanes(Shared):
         return attached
 
     def rows_reader(self) -> RowsReader:
-        """Returns a reader of raw rows, to send them elsewhere; in a queue it takes the place of the queue's reader."""
+        """Returns a reader of raw rows, for sending them elsewhere; a queue then has no other reader."""
         self._segment.check_open()
         return RowsReader(self._mapped)
 
@@ -163,8 +163,8 @@ class TransitionLanes(Shared):
     def close(self) -> None:
         """Closes the writers and the queue's reader that this object made, and releases the memory.
 
-        A segment in /dev/shm disappears when its creator closes it. A durable one is put on disk once more. Raises the
-        error, if any, that kept earlier rows from the disk.
+        A segment in /dev/shm disappears when its creator closes it. A durable segment is put on disk a last
+        time. Raises the error, if any, that kept earlier rows from the disk.
         """
         try:
             if self._durability is not None:

@@ -1,9 +1,9 @@
 """Describes where a lane's row holds a transition's fields, and how a process has mapped the lanes.
 
-Column 0 holds the records. A record is a 16-byte head (`struct mc_row` in csrc/api.h), which the reward ends. The rest
-of a reward that is a vector follows, then the fields of up to INLINE_BYTES each, so that a small transition fits into
-one cache line. A larger field, such as a frame, has its own column. A field that is stored at intervals also has its
-own column, with one row per interval.
+Column 0 holds the records. A record begins with a 16-byte head (`struct mc_row` in csrc/api.h), which ends with the
+reward. The rest of a vector reward follows, then the fields of up to INLINE_BYTES each, so that a small transition fits
+into one cache line. A larger field, such as a frame, has its own column. A field that is stored at intervals also has
+its own column, with one row per interval.
 """
 
 from dataclasses import dataclass, replace

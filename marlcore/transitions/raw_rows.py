@@ -83,7 +83,7 @@ class RowsWriter(Closing):
         self.place, self.committed = self._native.place, self._native.committed
 
     def append(self, parts: Ints, source: Bytes, timeout: float) -> Ints:
-        """Writes the rows of a message's spans, `source`, that find room within `timeout` seconds.
+        """Writes as many rows of a message's spans, `source`, as find room within `timeout` seconds.
 
         `parts`, int64 [n, 6], are the parts of the spans to write, each for another lane: see `mc_part` in csrc/api.h.
         Returns: the rows written of each part, int64 [n].

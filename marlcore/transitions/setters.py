@@ -64,7 +64,7 @@ def put_all(label: str, puts: Mapping[str, Setter], values: Mapping[str, Any]) -
 
 
 class RewardVector:
-    """Stages a reward that is a vector, in the place of the memoryview that takes a single number."""
+    """Stages a vector reward; it is used like the memoryview that takes a single number."""
 
     def __init__(self, field: Field, view: NDArray[np.float32]) -> None:
         self._field, self._view = field, view

@@ -162,7 +162,7 @@ class BatchStaging(_Staging):
         self._append = native.rows_adder(self._records, self._flags.view(np.uint8), self._final_needed)
 
     def merge(self, truncated: Flags) -> None:
-        """Makes `append` put a boundary row after each of these rows, of which there are `boundaries`."""
+        """Makes `append` put a boundary row after each row that `truncated` marks; it marks `boundaries` rows."""
         finals = truncated.nonzero()[0] + self._numbers[1 : 1 + self.boundaries]
         np.subtract(self._numbers, finals.searchsorted(self._numbers), self._order)
         self._order[finals] = self._numbers[self.rows :]

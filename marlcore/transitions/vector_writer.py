@@ -135,7 +135,7 @@ class VectorWriter(WriterBase):
         return VectorStaging(self._native, self._view, records)
 
     def _staging_of(self, lanes: ArrayLike) -> VectorStaging:
-        """Returns staging for these lanes, kept for calls with as many rows; its `which` has -1 for unknown lanes."""
+        """Returns staging for these lanes; later calls with as many rows reuse it. Unknown lanes are -1 in `which`."""
         numbers = _numbers(lanes)
         rows = len(numbers)
         staging = self._stagings.get(rows)
@@ -169,7 +169,7 @@ class HeldRows:
         writer: the VectorWriter that appends the rows.
         obs: an array [rows, *shape], or a dict of arrays if the spec's obs is one.
         action: [rows, *shape].
-        reward: float32 [rows], or [rows, n] of vectors; `append` refuses numbers that are not finite.
+        reward: float32 [rows], or [rows, n] for vectors; `append` refuses numbers that are not finite.
         extras: arrays [rows, *shape], by name.
     """
 

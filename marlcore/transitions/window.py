@@ -92,7 +92,7 @@ class Window(Declared):
         """Raises ValueError if a lane may at times hold no whole window of a sequence."""
         least = self.least_rows(spec)
         if self.length is not None and not self.whole and least > lane_rows:
-            whole = f"a whole window of {self.length} transitions, one of which begins every {self.period} rows"
+            whole = f"a whole window of {self.length} transitions (windows begin every {self.period} rows)"
             expected = f"a lane of at least {least} rows, so that it always holds {whole}"
             raise ValueError(f"sequence: expected {expected}, got {lane_rows}")
 

@@ -166,7 +166,7 @@ class Writer(WriterBase):
             obs, action, reward, terminated, truncated, extras: as for `add`, each with a leading axis T.
             final_obs: [number of truncated rows, *shape], in the order of these rows; None or empty without them.
 
-        Returns: the first transition's ticket, or -1 as `add`.
+        Returns: the first transition's ticket, or -1 as from `add`.
 
         Raises the errors of `add`; ValueError also if the rows, each final_obs included, exceed the lane's capacity, or
         capacity - 1 in a queue or in a replay with a limiter.
@@ -197,8 +197,8 @@ class Writer(WriterBase):
     def end_episode(self, *, final_obs: Any, truncated: bool = True) -> int:
         """Truncates the episode after its last row, for programs that learn of a truncation only after the `add`.
 
-        The row itself stays as it was committed: a boundary row with `final_obs` follows it, which tells samplers and
-        readers of the truncation. A row whose return needs later rows is drawn or read only after this call or the next
+        The row itself is not changed: a boundary row with `final_obs` follows it, which tells samplers and readers of
+        the truncation. A row whose return needs later rows is drawn or read only after this call or the next
         `add`, so no batch shows the row without its end.
 
         Args:
@@ -209,13 +209,13 @@ class Writer(WriterBase):
             read either, and the next row begins an episode.
 
         Raises:
-            ValueError: this writer's last row ended its episode, or there is none; `truncated` is False; the spec
-                stores next_obs, so that rows have no boundary rows.
+            ValueError: this writer's last row ended its episode, or it has added no row; `truncated` is False; the
+                spec stores next_obs, so there are no boundary rows.
             The errors of `add`; nothing was written then.
         """
         self.check_open()
         if self._view.spec.next_obs:
-            raise ValueError("end_episode: expected a spec without next_obs, whose rows follow one another")
+            raise ValueError("end_episode: expected a spec without next_obs, since rows must follow one another")
         if not as_flag("truncated", truncated):
             raise ValueError("truncated: expected True, got False; `add` has terminated=True for other ends")
         if not self._native.in_episode:
@@ -236,11 +236,11 @@ class Writer(WriterBase):
         return f"<Writer of lane {self.lane}>"
 
     def _again(self, code: int, append: Callable[[], int], began: float | None, label: str) -> int:
-        """Repeats an append that returned `code` while others hold the shared lane; the timeout runs from `began`."""
+        """While others hold the shared lane, repeats an append that returned `code`; the timeout runs from `began`."""
         began = time.monotonic() - self._slice_s if began is None else began
         while code in (-errno.EAGAIN, -errno.EINTR):
             if self._timeout is not None and time.monotonic() >= began + self._timeout:
-                waited = f"another writer was inside an add when this one had waited {self._timeout} seconds"
+                waited = f"this writer waited {self._timeout} seconds while another one was inside an add"
                 raise TimedOut(f"{label}: {waited}")
             check_interruption()
             code = append()
@@ -300,7 +300,7 @@ class Writer(WriterBase):
         return put
 
     def _staging_of(self, rows: int, truncated: Any, final_obs: Any) -> BatchStaging:
-        """Returns staging that equally long batches with as many boundary rows reuse."""
+        """Returns staging; batches with as many rows and as many boundary rows reuse it."""
         if final_obs is None:
             return self._kept_staging(rows, 0)
         ended = np.zeros(rows, np.bool_) if truncated is None else rows_of("truncated", _FLAG, truncated, rows)

@@ -65,5 +65,5 @@ class WriterBase(Closing):
 
     def _error_of(self, code: int) -> Exception:
         if self._forked:
-            return StaleHandle("the writer was made before a fork; what it writes to is the parent's")
+            return StaleHandle("the writer was made before a fork, and its lanes belong to the parent")
         return error_of(code)

@@ -9,7 +9,7 @@ _END = object()  # follows the last member, so that an added or removed member c
 
 
 def members_kept(module: Any) -> Callable[[], bool]:
-    """Returns a function that returns whether a torch module's parameters, buffers and submodules are the same objects.
+    """Returns a function that tells whether a torch module still has the same parameters, buffers and submodules.
 
     Their memory may have moved.
     """

@@ -76,7 +76,7 @@ class VersionedRows(Shared):
         return next((ticket for ticket in held if self._version_at(ticket) == version), committed)
 
     def _whole(self, ticket: int) -> Callable[[], bool]:
-        """Returns a function that returns whether a ticket's row is still whole, so that all reads so far are valid."""
+        """Returns a function that returns whether a ticket's row is still whole, so all reads so far are valid."""
         lapped = self._lanes.validator(np.zeros(1, np.int64), np.array([ticket]), np.zeros(1, np.uint8))
         return lambda: lapped(1) == 0
 
@@ -133,7 +133,7 @@ class VersionedRows(Shared):
             if not monotonic() < deadline:
                 raise TimedOut(
                     f"{self!r}: each of {attempts} reads in {timeout} s was lapped: the publisher overwrites "
-                    "the slot before it is copied, or died while it did; give the store more slots "
+                    "the slot before it is copied, or died during a publish; give the store more slots "
                     "(triple_buffer) or publish less often"
                 )
             sleep(pause)

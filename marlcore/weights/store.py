@@ -115,7 +115,7 @@ class ParameterStore(VersionedRows):
         try:
             layout = RowLayout.from_dict(dict(description))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"description: expected a parameter store's, got {brief(description)}") from error
+            raise ValueError(f"description: expected the description of a store, got {brief(description)}") from error
         return cls._create(layout, mode, name, path, begins_after=0, is_mirror=True)
 
     @classmethod
@@ -137,7 +137,7 @@ class ParameterStore(VersionedRows):
         """Returns the publisher, which this process holds exclusively until it closes the publisher or dies.
 
         A module's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. A
-        mapping stays as it is. Later publishers continue the version numbers.
+        mapping stays unchanged. Later publishers continue the version numbers.
 
         Raises:
             LaneBusy: the store has a living publisher. LayoutMismatch: the model has other tensors than the store.
@@ -155,7 +155,7 @@ class ParameterStore(VersionedRows):
 
     def _claimed(self, mirror: bool) -> File:
         if mirror != self.is_mirror:
-            kinds = "one with a publisher", "a mirror"
+            kinds = "a store with a publisher", "a mirror"
             raise MarlcoreError(f"{self!r}: expected {kinds[mirror]}, got {kinds[self.is_mirror]}")
         try:
             return claim(self._segment, self._lanes, 0)

@@ -34,7 +34,7 @@ class InPlaceView:
     _whole: Callable[[], bool]
 
     def valid(self) -> bool:
-        """Returns whether all reads so far, also of extras, were of this version. The `with` block's end settles it."""
+        """Returns whether all reads so far, also of extras, were of this version; final after the `with` block."""
         return self._whole()
 
 
@@ -143,12 +143,12 @@ class Subscriber:
         return version
 
     def _get_newest(self) -> int | None:
-        """Does as `_readers`, for a model on an accelerator."""
+        """Does what a function of `_readers` does, for a model on an accelerator."""
         committed = self._lanes.committed(0)
         return committed if committed == 0 or self._get(committed - 1) else None
 
     def _get(self, ticket: int) -> bool:
-        """Copies a ticket's row, its weights to the accelerator; returns False if the row was overwritten meanwhile."""
+        """Copies a ticket's row (its weights to the accelerator); returns False if it was overwritten meanwhile."""
         is_whole, slot = self._store._whole(ticket), self._store.slot_array(ticket % self._store.slots)
         if not is_whole():  # saves a copy while a snapshot's only slot is being written
             return False

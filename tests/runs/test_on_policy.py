@@ -88,7 +88,7 @@ def test_a_deadlocked_queue_ends_the_run_with(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("marlcore.queue.cursor.ReadCursor.crowded", lambda cursor, committed: committed < 0)
     if looks:
         with pytest.raises(
-            mc.WorkerFailed, match=r"^actor-0 failed: .*lane \d+ waits for room for \d rows, and.*$"
+            mc.WorkerFailed, match=r"^actor-0 failed: .*lane \d+ waits for room for \d rows, but.*$"
         ) as it:
             fight(tmp_path, [99, *[5] * 9], 128)
         assert it.value.reason == "deadlock"

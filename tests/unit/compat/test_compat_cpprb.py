@@ -342,7 +342,7 @@ def test_an_add_waits_only_so_long_for_a_stopped_writer(cls, monkeypatch) -> Non
     monkeypatch.setattr(ring_lane, "PATIENCE_S", 0.02)
     buffer = held(cls, 0)
     inside = buffer._ring.lane._segment.lock(add_lock(1, 0))
-    says = "add: another writer was inside an add when this one had waited 0.02 seconds"
+    says = "add: this writer waited 0.02 seconds while another one was inside an add"
     check_refused(lambda: buffer.add(**steps(np.random.default_rng(0), 2)), TimeoutError, says)
     assert buffer.get_stored_size() == 0
     inside.close()

@@ -45,7 +45,7 @@ def test_attaching_fills_the_holes_of_a_file(tmp_path: Path, shared: Path):
 
 def test_a_file_with_holes_is_not_looked_at(shared: Path):
     """Reading a hole in /dev/shm would take memory too."""
-    with pytest.raises(SegmentCorrupt, match=r"expected a file without holes, got one of 1048576 bytes; .*=never"):
+    with pytest.raises(SegmentCorrupt, match=r"expected a file without holes, got holes of 1048576 bytes; .*=never"):
         Segment.attach(sparse(shared), writable=False)
     assert 512 * shared.stat().st_blocks == 4096
 

@@ -255,7 +255,7 @@ def test_a_segment_may_spill_into_the_temporary_directory(tmp_path, monkeypatch,
     assert list(tmp_path.iterdir()) == []
     assert os.readlink(made.path).startswith(str(tmp_path))
     assert [record.getMessage() for record in caplog.records] == [
-        f"/dev/shm has no room: buffers take unlinked files in {tmp_path} instead"
+        f"/dev/shm has no room: buffers are put into unlinked files in {tmp_path}"
     ]
     with closing(Segment.attach(made.handle)) as other:
         made.body[9_999] = 7

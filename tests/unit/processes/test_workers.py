@@ -317,7 +317,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (lambda group: group.start(idle, 1, threading.Lock()), TypeError,
         "argument 2: expected something that can be pickled, got <unlocked _thread.lock"),
     (lambda group: group.start_named("left", idle), ValueError,
-        "name: expected one that no other worker has, got 'left'"),
+        "name: expected a name that no other worker has, got 'left'"),
     (lambda group: group.start_named("x" * 65, idle), ValueError, "name: expected at most 64 bytes of"),
     (lambda group: group.start_named("", idle), ValueError, "name: expected at least 1 byte, got ''"),
     (lambda group: mc.Workers().wait(), mc.ClosedError, "no worker was started yet"),

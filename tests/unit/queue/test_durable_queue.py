@@ -289,11 +289,11 @@ def test_misuse_is_refused(path: Path, subtests: pytest.Subtests) -> None:
             "in memory": (lambda: create(None), "path: expected an ordinary file for a durable queue, got None"),
             "once": (other.commit, "commit: expected a durable queue"),
             "due": (lambda: other.commit_due, "commit: expected a durable queue"),
-            "older": (lambda: reader.commit(old), "state: expected one of the last commit or later, got an older one"),
+            "old": (lambda: reader.commit(old), "state: expected no state before the last commit, got an older state"),
             "none": (lambda: reader.commit({}), "state: expected cursor as int64 (4, 1), got nothing"),
             "shape": (lambda: reader.commit({"cursor": np.zeros((4, 2), np.int64)}), "got ndarray of int64 (4, 2)"),
             "sane": (lambda: reader.commit({**old, "cursor": np.full((4, 1), 9)}), "contradict one another"),
-            "another": (lambda: reader.commit(other.state_dict()), "state: expected one of this queue,"),
+            "another": (lambda: reader.commit(other.state_dict()), "state: expected a state of this queue,"),
             "list": (lambda: reader.commit([1]), TypeError, "state: expected a dict of arrays"),
         }  # fmt: skip
         refusals(table)(subtests)

@@ -279,7 +279,7 @@ def test_a_state_of_other_options_is_refused(path: Path) -> None:
         check_refused(
             lambda: replay.sampler(8, prioritized=mc.Prioritized(alpha=0.5), name="learner"),
             ValueError,
-            "learner.sampler: state: expected that of a sampler with the exponents",
+            "learner.sampler: state: expected the state of a sampler with the exponents",
         )
         assert replay.sampler(8, prioritized=mc.Prioritized(), name="learner").state_dict()["batches"] == 1
 
@@ -338,7 +338,7 @@ def damage(path: Path, places: int) -> None:
 def test_who_only_watches_does_not_recover(path: Path, reboot: Callable[[], None]) -> None:
     create(path).close()
     reboot()
-    check_refused(lambda: mc.ReplayBuffer.watch(path), SegmentCorrupt, "expected one recovered by `attach`")
+    check_refused(lambda: mc.ReplayBuffer.watch(path), SegmentCorrupt, "expected a segment recovered by `attach`, got")
     mc.ReplayBuffer.attach(path).close()
     mc.ReplayBuffer.watch(path).close()
 
@@ -491,7 +491,7 @@ def test_a_uniform_sampler_does_not_replace_priorities(path: Path) -> None:
         with replay.sampler(8, seed=1, prioritized=mc.Prioritized(), name="learner") as sampler:
             sampler.update_priorities(sampler.sample().index, np.full(8, 9.0))
             state = sampler.state_dict()
-        expected = "expected a prioritized sampler, as the last one of this name was, got a uniform one"
+        expected = "expected a prioritized sampler, like the last sampler of this name, got a uniform sampler"
         check_refused(lambda: replay.sampler(8, name="learner"), ValueError, expected)
         again = replay.sampler(8, prioritized=mc.Prioritized(), name="learner").state_dict()
         np.testing.assert_array_equal(again["generator"], state["generator"])

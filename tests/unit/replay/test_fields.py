@@ -225,7 +225,7 @@ def test_priorities_may_be_a_column(form):
             column = torch.tensor(column, dtype=torch.bfloat16 if form == "bfloat16" else torch.float32)
         sampler.update_priorities(index, column)
         assert sampler.state_dict()["masses"][index].tolist() == [2.0, 0.5, 4.0, 1.0]
-        says = "priority: expected one for each index, shape (4,), got (1, 4)"
+        says = "priority: expected a number for each index, shape (4,), got (1, 4)"
         check_refused(lambda: sampler.update_priorities(index, np.ones((1, 4))), ValueError, says)
 
 

@@ -103,7 +103,7 @@ def test_a_source_is_left_out_until_it_has_rows(sources):
     assert not mixture.can_sample()
     each = "; ".join([r".*marlcore-replay-.*: expected at least 1 transitions, got 0"] * 3)
     for error, timeout in ((mc.NotEnoughData, None), (TimedOut, 0.05)):
-        with pytest.raises(error, match=f"^no replay has anything to draw from: {each}$"):
+        with pytest.raises(error, match=f"^no replay has a row to draw: {each}$"):
             mixture.sample(timeout=timeout)
     sources.fill(1)
     assert mixture.can_sample() and counts(mixture.sample(timeout=0.0), 3) == [0, 64, 0]

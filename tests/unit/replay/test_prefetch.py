@@ -175,7 +175,7 @@ def test_pinning_is_a_bool_and_needs_an_accelerator(replay, monkeypatch):
 def test_a_sampler_without_the_method_is_refused(filled):
     with (
         mc.Prefetch(Counting()) as batches,
-        pytest.raises(TypeError, match=r"^state_dict: expected a sampler that has"),
+        pytest.raises(TypeError, match=r"^state_dict: expected a sampler with this method"),
     ):
         filled.save("unused", batches)
 

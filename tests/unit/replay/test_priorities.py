@@ -157,7 +157,7 @@ def test_an_actors_bad_priority_names_lane_and_ticket(bad):
         write(replay, 7, 1, priority=[1.0, 2.0, 1.0, bad, np.nan, 1.0, 1.0])
         options = {"min_size": 1, "prioritized": Prioritized(alpha=1.0, epsilon=0.0, initial="priority")}
         sampler, late = replay.sampler(8, **options), replay.sampler(8, **options)
-        says = "priority: expected priorities from 0 to 2.25e+306, got another in lane 1, ticket 3"
+        says = "priority: expected priorities from 0 to 2.25e+306, got another number in lane 1, ticket 3"
         check_refused(sampler.sample, ValueError, says)
         sampler.sample()
         assert sampler.state_dict()["masses"].tolist()[20:26] == [1, 2, 1, 2, 2, 1]
@@ -172,8 +172,8 @@ REFUSED = [  # the options of a sampler; rows of a batch of 8, or all; prioritie
       for bad in (np.nan, np.inf, -np.inf, -1.0, -1e-300)),
     *(({"alpha": alpha}, [0, 1], priority, f"{NUMBERS}, not above ")  # an infinite sum
       for alpha, priority in ((2.0, [1e200, 1.0]), (1.0, [1.7e308, 1.0]), (1.0, [1.0, 5e307]))),
-    ({}, [0, 1], [1.0], "priority: expected one for each index, shape (2,), got (1,)"),
-    ({}, [0], [[1.0, 1.0]], "priority: expected one for each index, shape (1,), got (1, 2)"),
+    ({}, [0, 1], [1.0], "priority: expected a number for each index, shape (2,), got (1,)"),
+    ({}, [0], [[1.0, 1.0]], "priority: expected a number for each index, shape (1,), got (1, 2)"),
     ({}, [[0]], [[1.0]], "index: expected integers (n,), got int64 (1, 1)"),
     ({}, [0.0], [1.0], "index: expected integers (n,), got float64 (1,)"),
     ({}, [True], [1.0], "index: expected integers (n,), got bool (1,)"),
@@ -223,7 +223,7 @@ def half_filled() -> Iterator[ReplayBuffer]:
         yield made
 
 
-KIND = "state: expected that of a sampler with the"
+KIND = "state: expected the state of a sampler with the"
 PLAIN = {"prioritized": Prioritized()}
 OTHERS = [  # options of the sampler, and of the one whose state it is given
     (PLAIN, {"prioritized": Prioritized(alpha=0.5)}, f"{KIND} exponents"),

@@ -92,7 +92,7 @@ def test_a_missing_row_is_refused_by_name_or_left_out():
             writer.add(ticket, ticket, 0.0)
         index = [2 * 12 + 1, 2 * 5 + 1, 2 * 2 + 1, 2 * 5 + 1, -1, 2**62, 0]  # the newest, and the overwritten third
         assert replay.read(index, missing="skip").action.tolist() == [5, 5]
-        says = f"holds whole, got 5 others, such as {index[0]}, ticket 12 of lane 1"
+        says = f"holds whole, got 5 other rows, such as {index[0]}, ticket 12 of lane 1"
         check_refused(partial(replay.read, index), NotHeld, says)
         assert issubclass(NotHeld, IndexError) and len(replay.read([0], missing="skip")) == 0
         writer.add(13, 13, 0.0, truncated=True, final_obs=14)

@@ -171,9 +171,9 @@ SAMPLERS: list[Refused] = [
     (lambda: sampler(SCALAR, 14, 1, sequence=mc.Sequence(8, 2), n_step=2), ValueError,
         "sequence: expected a lane of at least 15 rows, so that it always holds a whole window of 8 transitions"),
     *((partial(sampler, prioritized=mc.Prioritized(alpha, epsilon=epsilon)), ValueError,
-       "prioritized: expected alpha and epsilon with finite masses, got ")
+       "prioritized: expected alpha and epsilon that give finite masses, got ")
       for alpha, epsilon in ((2.0, 1e200), (2000.0, 1.0))),
-    (lambda: initial(), ValueError, f"{INITIAL} none of them"),
+    (lambda: initial(), ValueError, f"{INITIAL} no extra"),
     (lambda: initial(p=mc.Field((), "float64")), ValueError, f"{INITIAL} float64 ()"),
     (lambda: initial(p=mc.Field((1,))), ValueError, f"{INITIAL} float32 (1,)"),
     (lambda: hindsight(hindsight=4), TypeError, "hindsight: expected a Hindsight or None, got 4"),
@@ -191,9 +191,9 @@ SAMPLERS: list[Refused] = [
     (lambda: sample_by(1e-12), ValueError, "limit_to: expected at least batch_size / "),
     (lambda: on(lambda r: r.sampler(4).limit_to(0.5)), ValueError, "limit_to: expected a replay with a limiter"),
     (lambda: limited(lambda replay: replay.sampler(9)), ValueError,
-        "tolerance: expected a limiter with at least the batch_size 9, got 8"),
+        "tolerance: expected at least the batch_size 9, got a limiter with 8"),
     (lambda: limited(lambda replay: replay.sampler(8), lead=1.0), ValueError,
-        "batch_size + samples_per_insert - lead = 9, or samplers and writers would both wait, got 8"),
+        "batch_size + samples_per_insert - lead = 9, or samplers and writers would both wait, got a limiter with 8"),
 ]  # fmt: skip
 OPTIONS: list[Refused] = [
     *each_bad(mc.Prioritized, NUMBER, alpha=[-0.1, math.nan, math.inf], epsilon=[-1e-9, True]),
@@ -219,11 +219,11 @@ OPTIONS: list[Refused] = [
 MIXTURES: list[Refused] = [
     *((partial(mixture, n), ValueError, "fractions: expected numbers of at least 0 whose sum is 1, got")
       for n in ((0.5, 0.6), (1.5, -0.5), (math.nan, 1.0))),
-    (lambda: mixture([1.0]), ValueError, "fractions: expected one for each of 2 replays, at least one, got"),
+    (lambda: mixture([1.0]), ValueError, "fractions: expected a number for each of 2 replays (1 or more), got"),
     (lambda: mixture([0.5, "x"]), TypeError, "fractions: expected numbers, got"),
-    (lambda: mc.Mixture([], [], 8), ValueError, "fractions: expected one for each of 0 replays, at least"),
+    (lambda: mc.Mixture([], [], 8), ValueError, "fractions: expected a number for each of 0 replays (1 or more), got"),
     *each_bad(mixture, INTEGER, batch_size=[0], min_size=[None]),
-    (lambda: mixture(prioritized=[None]), ValueError, "prioritized: expected one for each of 2 replays, got 1"),
+    (lambda: mixture(prioritized=[None]), ValueError, "prioritized: expected an entry for each of 2 replays, got 1"),
     (lambda: mixture(lanes=[range(1)]), ValueError, "lanes: expected a range for each of 2 replays, got 1"),
     (lambda: on(lambda replay: mc.Mixture(replay, [1.0], 8)), TypeError,
         "replays: expected a list of ReplayBuffers, got <ReplayBuffer "),
@@ -235,7 +235,7 @@ MIXTURES: list[Refused] = [
 PREFETCHES: list[Refused] = [
     *each_bad(prefetch, INTEGER, depth=[0, True, 1.5]),
     (lambda: on(mc.Prefetch), TypeError,
-        "sampler: expected one, such as replay.sampler(256) makes, got <ReplayBuffer "),
+        "sampler: expected a sampler, such as replay.sampler(256), got <ReplayBuffer "),
 ]  # fmt: skip
 READING: list[Refused] = [
     *((partial(read, *verb, **{name: bad}), ValueError, f"{name}: expected {says}, got {bad!r}")
@@ -278,7 +278,7 @@ def test_an_add_that_its_limiter_could_never_admit_is_refused():
     """So no batch and no add is ever larger than the tolerance."""
     rows = np.zeros(8)
     with mc.ReplayBuffer.create(SCALAR, 64, limiter=mc.RateLimiter(2.0, 4, 8.0)) as replay, replay.writer() as writer:
-        says = "samples_per_insert * rows = 10 for an add of 5, got 8"
+        says = "samples_per_insert * rows = 10 for an add of 5 rows, got a limiter with 8"
         check_refused(lambda: writer.add_batch(rows[:5], rows[:5].astype(int), rows[:5]), ValueError, says)
         assert len(replay) == 0
         assert writer.add_batch(rows[:4], rows[:4].astype(int), rows[:4]) == 0

@@ -54,7 +54,7 @@ def test_the_limiter_counts_the_rows_of_each_call():
             sampler.sample(due + 1)
         sampler.sample(due - 8)
         assert sampler.due and len(sampler.sample()) == 8 and not sampler.can_sample()
-        with pytest.raises(ValueError, match="tolerance: expected a limiter with at least the batch_size 65, got 64"):
+        with pytest.raises(ValueError, match="tolerance: expected at least the batch_size 65, got a limiter with 64"):
             sampler.sample(65)
 
 
@@ -77,7 +77,7 @@ def test_a_batch_of_a_queue_that_was_begun_keeps_its_size():
                 writer.add(t, t, 0.0)
         with pytest.raises(mc.NotEnoughData):
             reader.read()
-        with pytest.raises(ValueError, match=r"^n: expected 12, for which \d were taken already, got 4$"):
+        with pytest.raises(ValueError, match=r"^n: expected 12, since \d of them were taken already, got 4$"):
             reader.read(4)
 
 

@@ -169,7 +169,7 @@ def test_the_limiter_counts_every_row_of_a_call():
         assert vector.add(**rows(4), **ends).tolist() == [4] * 4
     limiter = RateLimiter(1.0, 1, 3.0)
     with ReplayBuffer.create(SMALL, 40, 4, limiter=limiter) as replay, replay.vector_writer() as vector:
-        with pytest.raises(ValueError, match=r"tolerance: expected a limiter with at least .* for an add of 4"):
+        with pytest.raises(ValueError, match=r"tolerance: expected at least .* for an add of 4 rows, got a limiter"):
             vector.add(**rows(4))
         assert vector.add(**rows(3), lanes=[0, 1, 2]).tolist() == [0] * 3
 

@@ -113,7 +113,7 @@ def test_what_cannot_be_without_replacement_is_refused():
         says = "replace: expected True for priorities, which decide how often a row comes, got False"
         check_refused(partial(sampler, prioritized=mc.Prioritized()), ValueError, says)
         check_refused(partial(replay.sampler, 8, replace=0), TypeError, "replace: expected a bool, got 0")
-        says = "batch_size: expected at most the 80 rows, since none comes twice, got 81"
+        says = "batch_size: expected at most 80 rows, since no row comes twice, got 81"
         check_refused(partial(replay.sampler, 81, replace=False), ValueError, says)
 
 

@@ -135,8 +135,8 @@ def test_a_copy_that_the_publisher_overwrites_is_made_again(home: ParameterStore
 
 
 def test_a_mirror_has_one_writer_and_no_publisher(home: ParameterStore, mirror: ParameterStore) -> None:
-    check_refused(lambda: mirror.publisher(tree()), MarlcoreError, "expected one with a publisher, got a mirror")
-    check_refused(home.mirror_writer, MarlcoreError, "expected a mirror, got one with a publisher")
+    check_refused(lambda: mirror.publisher(tree()), MarlcoreError, "expected a store with a publisher, got a mirror")
+    check_refused(home.mirror_writer, MarlcoreError, "expected a mirror, got a store with a publisher")
     check_refused(lambda: home.copy_newest(np.copy), NotEnoughData, "nothing was published yet")
     with mirror.mirror_writer() as writer:
         check_refused(mirror.mirror_writer, LaneBusy, "the store has a living publisher")
@@ -156,7 +156,7 @@ def test_what_is_no_row_is_refused(mirror: ParameterStore) -> None:
         assert mirror.version == 0
 
 
-NO_STORE = "description: expected a parameter store's, got "
+NO_STORE = "description: expected the description of a store, got "
 BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "one slot": (lambda about: ParameterStore.create_mirror(about, "snapshot"), "expected at least two slots for a"),
     "no mode": (lambda about: ParameterStore.create_mirror(about, "many"), "mode: expected snapshot, double_buffer,"),
