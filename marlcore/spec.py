@@ -140,7 +140,7 @@ class TransitionSpec:
         """Returns the spec of an environment's transitions, from its Gymnasium spaces.
 
         A Box, Discrete, MultiDiscrete or MultiBinary becomes a Field with the space's shape and dtype (a Discrete: one
-        int64). A Dict, in which others may lie, becomes a dict of Fields. `extras` are further fields by name.
+        int64). A Dict, which may hold further Dicts, becomes a dict of Fields. `extras` are further fields by name.
 
         Raises:
             ValueError: a space is of another kind, such as a Tuple.
@@ -250,7 +250,7 @@ class Ragged:
     def __post_init__(self) -> None:
         check_whole(f"Ragged {self.name} most", self.most)
         if not isinstance(self.parts, Mapping) or not self.parts or self.name in self.parts:
-            raise ValueError(f"Ragged {self.name}: expected Fields by name, none of its own name, got {self.parts!r}")
+            raise ValueError(f"Ragged {self.name}: expected Fields by names other than {self.name}, got {self.parts!r}")
         for name, part in self.parts.items():
             check_type(f"Ragged {self.name}[{name!r}]", part, Field)
         object.__setattr__(self, "parts", dict(self.parts))
@@ -381,7 +381,7 @@ def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
 
 
 def as_flag(label: str, value: Any) -> bool:
-    """Returns a bool, 0 or 1, or an array or tensor of it without axes, as a bool; otherwise raises TypeError."""
+    """Returns a bool, 0 or 1, or a scalar array or tensor of it, as a bool; raises TypeError for anything else."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     try:

@@ -29,7 +29,7 @@ def _last_part(reference: str) -> str:
 
 
 def _anchors(label: str, anchors: Any) -> dict[str, Schedule]:
-    """Returns the anchors' shares by reference; that of a function or class is module:name."""
+    """Returns the anchors' shares by reference; the reference to a function or class is module:name."""
     check_type(label, anchors, Mapping, expected="shares by opponent")
     shares = {}
     for anchor, share in anchors.items():
