@@ -69,7 +69,7 @@ def part_of(host: torch.Tensor, copy: torch.Tensor) -> Callable[[torch.Tensor], 
 
 
 class DeviceRow:
-    """A model's row on an accelerator, uint8 [n], and a second one into which pulls copy.
+    """A model's row on an accelerator, uint8 [n], and a second row, to which pulls are copied.
 
     Copies are made in the order of the device's current stream, and are complete when a call returns.
     """

@@ -188,8 +188,8 @@ class Update:
 
     Attributes:
         metrics: detached scalars or floats, logged; at least "loss".
-        priority: float32 [B], detached, or an array: each row's new priority, for prioritized replay; None changes no
-            priority.
+        priority: for prioritized replay, each row's new priority, float32 [B]: a detached tensor or an array; None
+            changes no priority.
         updates: gradient steps made, at least 1; each of them counts as an update.
     """
 
@@ -363,7 +363,7 @@ class Algorithm(Protocol):
             obs: the model's input, on its device.
             explore: the scheduled numbers of exploration, such as "epsilon": a float, or float64 [k]; None acts
                 greedily.
-            state: the recurrent state, rows of new episodes zeroed; None in the first call, and for models without a
+            state: the recurrent state, with zeros for new episodes; None in the first call, and for models without a
                 state. A part named "previous_reward", float32 [k], already holds the last action's reward.
             mask: bool [k, actions], which actions are allowed; None allows all.
             generator: the actor's own random generator, seeded, so that its draws can be repeated.

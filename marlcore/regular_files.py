@@ -50,7 +50,7 @@ def mode_of(path: Path) -> int:
 
 @contextmanager
 def naming(path: Path, kept: str) -> Iterator[None]:
-    """Adds the file's name, and in the text `kept` the file's state, to an OSError raised in the `with` block."""
+    """Adds the file's name, and `kept`, which says what became of the file, to an OSError of the `with` block."""
     try:
         yield
     except OSError as error:

@@ -171,7 +171,7 @@ def parts_of(label: str, space: gym.Space) -> tuple[SpacePart, ...]:
     parts = tuple(_part(*leaf) for leaf in _leaves(label, space) if not (leaf[1] and _is_left_out(leaf[2])))
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
-        raise ValueError(f"{label}: expected keys whose names differ, got {sorted(names)}")
+        raise ValueError(f"{label}: expected parts with different names, got {sorted(names)}")
     if not parts:
         raise ValueError(f"{label}: expected at least one part, got {space}")
     return parts

@@ -315,7 +315,7 @@ def _plain(part: Field) -> list[Any]:
 
 
 def _checked_fields(where: str, fields: Any, least: int) -> Any:
-    """Returns a copy of a Field, or of a dict of at least `least` names, of Fields and nested dicts of them.
+    """Returns a copy of `fields`: a Field, or a dict with at least `least` names of Fields or of further dicts.
 
     Raises ValueError or TypeError if `fields` is anything else, or if two Fields have the same path.
     """
@@ -332,7 +332,7 @@ def _checked_part(where: str, fields: Any, least: int, depth: int) -> Any:
         return fields
     check_type(where, fields, Mapping, expected="a Field or a dict of Fields")
     if depth == _MAX_DEPTH:
-        raise ValueError(f"{short(where)}: expected dicts in at most {_MAX_DEPTH} levels, got more")
+        raise ValueError(f"{short(where)}: expected at most {_MAX_DEPTH} levels of dicts, got more")
     if len(fields) < least:
         raise ValueError(f"{where}: expected at least one Field, got an empty dict")
     for name in fields:

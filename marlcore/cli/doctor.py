@@ -1,7 +1,7 @@
 """`marlcore doctor`: tests the parts of this machine that marlcore needs, and gives advice on each.
 
-A check is a function that returns a Finding; tests replace the machine's parts by its optional parameters. Modules that
-may be broken, such as the core, are imported within the checks.
+A check is a function that returns a Finding; its optional parameters let tests replace parts of the machine. Modules
+that may be broken, such as the core, are imported within the checks.
 """
 
 import json

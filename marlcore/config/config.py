@@ -128,7 +128,7 @@ class Config(Declared):
         if self.cluster.seats and self.self_play.roles:
             raise ValueError(f"self_play.roles: expected none when cluster.address is set, got {self.self_play.roles}")
         if self.stage_names and len(self.stage_names) != len(self.stages):
-            raise ValueError(f"stage_names: expected {len(self.stages)}, one per stage, got {brief(self.stage_names)}")
+            raise ValueError(f"stage_names: expected {len(self.stages)} names of stages, got {brief(self.stage_names)}")
         if self.replay.durable and self.replay.save:
             raise ValueError("replay.save: expected False when replay.durable is set, got True")
         if self.replay.durable and self.replay.path is None:

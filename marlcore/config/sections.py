@@ -135,7 +135,7 @@ class ActorConfig(Declared):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.devices) > max(self.processes, 1):
-            raise ValueError(f"device: expected at most one for each of {self.processes} processes, got {self.device}")
+            raise ValueError(f"device: expected no more devices than {self.processes} processes, got {self.device}")
 
     @property
     def devices(self) -> tuple[str, ...]:

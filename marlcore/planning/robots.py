@@ -146,7 +146,7 @@ class _RobotInduction:
         }
         rewards = np.asarray(self.aggregate(attainable, weights), float)
         if rewards.shape != acting.shape:
-            raise ValueError(f"aggregate: expected {acting.shape} numbers, got {rewards.shape}")
+            raise ValueError(f"aggregate: expected numbers of shape {acting.shape}, got shape {rewards.shape}")
         wrong = ~np.isfinite(rewards)  # infinity times a probability of 0 would be NaN
         if wrong.any():
             state = self.graph.states[acting[wrong.argmax()]]

@@ -197,7 +197,7 @@ def _as_json(described: dict[str, Any]) -> Any:
 
 
 def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields (name, old value, new value) of a setting: the run's, then that of each policy with its own section."""
+    """Yields (name, old value, new value) of a setting: for the run, then for each policy with its own section."""
     old, new = before.get(label), now[label]
     if label == ANCHORS:  # the anchors' shares may change
         old, new = [*(old or ())], [*new]

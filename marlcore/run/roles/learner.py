@@ -240,7 +240,7 @@ def _restore_trainer(
 
 
 def _restore(model: PolicyModel, store: ParameterStore | None, state: Mapping[str, Any]) -> int:
-    """Loads the newer of checkpoint and published weights into a model; returns the number of updates behind them.
+    """Loads the newer of checkpoint and published weights into a model; returns how many updates made them.
 
     Without a store, loads the checkpoint.
     """

@@ -182,7 +182,7 @@ REFUSED: dict[str, Refused] = {
     "descending stages": made(mc.Config, "stages: expected ascending counts of at", stages=(30, 10)),
     "text as stages": made(mc.Config, "stages: expected counts, got '123'", stages="123"),
     "no such stage": made(mc.Config, "expected names of ('ramp',), got 'rmp'; did you mean ramp?", **RAMP),
-    "one name": made(mc.Config, "stage_names: expected 2, one per stage", stages=(5, 9), stage_names=("ramp",)),
+    "one name": made(mc.Config, "stage_names: expected 2 names of stages", stages=(5, 9), stage_names=("ramp",)),
     "a name twice": made(mc.Config, "expected each name once, got ('a', 'a')", stages=(5, 9), stage_names=("a", "a")),
     "numbers as names": made(mc.ReplayConfig, "clear_at_stage: expected True, False or a t", clear_at_stage=(1,)),
     "two compilers": made(mc.LearnerConfig, "compile: expected off for the engine", **COMPILED),

@@ -90,7 +90,7 @@ REFUSED: list[tuple[Callable[..., None], dict[str, Any], str]] = [
         f"believed: expected probabilities of at least 0, got -0.5 for profile (0, 1) {FIRST}"),
     *((plan, believing((1.0, profile)), f"{PROFILES} {profile} in state") for profile in ((0, 7), (0, 0.5), (0,))),
     (assist, {"power": True}, "power: expected the robots' Q to be negative, got a Q"),
-    (assist, rewarding(lambda values: 1.0), " numbers, got ()"),
+    (assist, rewarding(lambda values: 1.0), "), got shape ()"),
     (assist, rewarding(lambda values: values * math.nan), "aggregate: expected finite numbers, got nan"),
     (assist, rewarding(lambda values: values - math.inf),
         "aggregate: expected finite numbers, got -inf in state ("),
