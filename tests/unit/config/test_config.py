@@ -185,7 +185,7 @@ REFUSED: dict[str, Refused] = {
     "one name": made(mc.Config, "stage_names: expected 2 names of stages", stages=(5, 9), stage_names=("ramp",)),
     "a name twice": made(mc.Config, "expected each name once, got ('a', 'a')", stages=(5, 9), stage_names=("a", "a")),
     "numbers as names": made(mc.ReplayConfig, "clear_at_stage: expected True, False or a t", clear_at_stage=(1,)),
-    "two compilers": made(mc.LearnerConfig, "compile: expected off for the engine", **COMPILED),
+    "two compilers": made(mc.LearnerConfig, "compile: expected off when engine is compiled", **COMPILED),
     "a misspelt name": (partial(mc.Config, total_step=5), TypeError, "'total_step'; did you mean total_steps?"),
     "a section's name": (partial(mc.Config, batch_size=4), TypeError, "'batch_size'; did you mean learner.batch_size?"),
     "a long name": (partial(mc.Config(ratios={"x" * 9999: 1}).check_policies, ["a"]), "policies ['a'], got 'xx"),
