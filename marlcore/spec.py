@@ -95,8 +95,8 @@ class TransitionSpec:
     Attributes:
         obs: the observation: one Field, or a dict of Fields by name, which may hold further dicts. Names are any
             strings, such as "observation.state".
-        action: the action, one Field or a dict likewise.
-        extras: further fields of each transition by name, such as log_prob, in a dict likewise.
+        action: the action, one Field or a dict as for `obs`.
+        extras: further fields of each transition by name, such as log_prob: a dict as for `obs`.
         next_obs: True stores next_obs in the row itself, for rows that do not follow one another. Otherwise next_obs
             is the next row's obs, so that each frame is stored once.
         reward: float32, a scalar or, for several objectives or agents, a vector (n,); returns are then vectors too.

@@ -127,7 +127,7 @@ class _Runs:
                 self._wait(number)
 
     def end(self, number: int, result: Callable[[], Result]) -> None:
-        """Settles the segment of an ended run. Raises WorkerFailed if the run failed otherwise than by divergence."""
+        """Settles the segment of an ended run. Raises WorkerFailed if the run failed, unless it diverged."""
         member = self.lineage.members[number]
         try:
             if result().steps >= member.target:  # otherwise, Ctrl-C ended the segment early
