@@ -28,7 +28,7 @@ def kind_of(tensor: torch.Tensor) -> str:
 
 
 def register(array: NDArray[Any], device: torch.device) -> bool:
-    """Registers the memory of an array, or of its base, with CUDA, once, until it is freed; returns whether it did."""
+    """Registers an array's memory with CUDA, once, until it is freed; returns whether CUDA has registered it."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     address = array.ctypes.data
@@ -57,7 +57,7 @@ def _forget(address: int, device: torch.device, registered_by: int) -> None:
 
 
 def part_of(host: torch.Tensor, copy: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor | None]:
-    """Returns a function from a tensor in the bytes `host` to the same part of their copy; None if it is elsewhere."""
+    """Returns a function that maps a tensor in the bytes `host` to the same part of `copy`, other tensors to None."""
 
     def part(tensor: torch.Tensor) -> torch.Tensor | None:
         offset = tensor.data_ptr() - host.data_ptr()
@@ -69,7 +69,7 @@ def part_of(host: torch.Tensor, copy: torch.Tensor) -> Callable[[torch.Tensor], 
 
 
 class DeviceRow:
-    """A model's row on an accelerator, uint8 [n], and a second one into which pulls copy.
+    """A model's row on an accelerator, uint8 [n], and a second row, to which pulls are copied.
 
     Copies are made in the order of the device's current stream, and are complete when a call returns.
     """

@@ -48,7 +48,7 @@ def array_of(tensor: Any) -> NDArray[Any]:
 
 
 def as_array(value: Any) -> NDArray[Any]:
-    """Does `numpy.asarray`, also for torch tensors: detached (with one warning), and float32 instead of bfloat16."""
+    """Does `numpy.asarray`, also for torch tensors; detaches them (one warning), turns bfloat16 into float32."""
     if is_tensor(value):
         array: NDArray[Any] = without_grad(value, notice=True).numpy()  # takes half as long as np.asarray
         return array

@@ -73,7 +73,7 @@ def check_timeout(timeout: object, or_none: bool = True) -> None:
 
 
 def deadline_of(timeout: float | None) -> float | None:
-    """Returns the time.monotonic() at which a timeout ends; None for the timeout None. Raises as `check_timeout`."""
+    """Returns the time.monotonic() at which a timeout ends; None if `timeout` is None. Raises as `check_timeout`."""
     if timeout is None:
         return None
     check_timeout(timeout)

@@ -29,7 +29,7 @@ class SharedMemoryFull(MarlcoreError, MemoryError):
     """The file system or the memory limit has no room for a segment; nothing was created.
 
     Choose a smaller capacity, give the container a larger /dev/shm (Docker: `--shm-size=8g`), put the segment into an
-    ordinary file (`path=`, `replay.path`), or remove the segments that killed programs left there (`marlcore gc`).
+    ordinary file (`path=`, `replay.path`), or remove the segments that killed programs left (`marlcore gc`).
     """
 
 
@@ -66,8 +66,8 @@ class LaneBusy(MarlcoreError):
 class NotEnoughData(MarlcoreError):
     """The replay holds too few transitions to sample from.
 
-    Wait with `sample(timeout=...)`, ask `can_sample()` first, or lower `min_size`. With n-step returns, stacks or
-    sequences, more rows than a batch has are needed; see docs/options.md.
+    Wait with `sample(timeout=...)`, ask `can_sample()` first, or lower `min_size`. N-step returns, stacks and
+    sequences need more rows than a batch has; see docs/options.md.
     """
 
 
@@ -87,7 +87,7 @@ class NotEnoughMemory(MarlcoreError, MemoryError):
 
 
 class StaleHandle(MarlcoreError):
-    """A handle names a segment that was replaced, or a writer, publisher or prefetch crossed a fork.
+    """A handle names a segment that was replaced, or a forked child used a writer, publisher or prefetch of its parent.
 
     Pass on the new segment's handle. In a forked child, make another writer, of a lane that the parent does not hold.
     """

@@ -38,5 +38,5 @@ def fixed(*changing: str) -> Callable[[K], K]:
 
 
 def refusal(thing: Any, name: str, known: Iterable[str]) -> AttributeError:
-    got = "a constant" if name in thing.__dict__ else f"another name{did_you_mean(name, known)}"
+    got = "a constant" if name in thing.__dict__ else f"an unknown name{did_you_mean(name, known)}"
     return AttributeError(f"{type(thing).__name__}.{name}: expected an attribute that can be assigned, got {got}")

@@ -76,8 +76,8 @@ class Outcome(NamedTuple):
             arrays stay unchanged until the next `observe`.
         infos: pairs (copy, numbers by name) of the episodes that ended.
         member_rewards: for a team, [k, members]: the rewards of each member.
-        acted: False if no action caused `reward`: the agent earned it before its first action or after its end, in an
-            episode that is over. The return includes this reward, but no row holds it. `terminated` and `truncated`
+        acted: False if no action caused `reward`: the agent earned it before its first action or after its end, and
+            the episode is over. The return includes this reward, but no row holds it. `terminated` and `truncated`
             are False.
     """
 
@@ -105,8 +105,8 @@ class Turn(NamedTuple):
 
     Attributes:
         copies: int64 [k], ascending: the numbers of the copies.
-        obs: [k, ...] in the form of `Spaces.obs`, with the mask if there is one; unchanged until the turn's action, and
-            where there are several copies until the next `observe`.
+        obs: [k, ...] in the form of `Spaces.obs`, with the mask if there is one; unchanged until the turn's action or,
+            with several copies, until the next `observe`.
         begins: bool [k], whether this is the agent's first turn of an episode.
         tags: by copy, the tags of episodes that begin, from the "tag" of the agent's info, if any; see
             ReplayConfig.mixture.
@@ -127,11 +127,11 @@ class VectorEnvironment(Protocol):
     """Several copies of an environment, advanced together: the only form in which actors use environments.
 
     Call `observe`, then `act` once for each turn that it returned, and repeat. After an episode's end, a copy begins
-    the next episode without a call. With a `state_space`, a Box, and a method `states()`, critics see the environment's
-    state; see envs/joint_vector.py.
+    the next episode without a call. If it has a `state_space`, a Box, and a method `states()`, critics see
+    the environment's state; see envs/joint_vector.py.
 
     Attributes:
-        copies: their number.
+        copies: the number of copies.
         agents: every agent that may ever act, in a fixed order.
         spaces: the mc.Spaces of each agent, by name.
         episodes: episodes that ended since `reset`, in all copies together.
@@ -188,8 +188,8 @@ class Update:
 
     Attributes:
         metrics: detached scalars or floats, logged; at least "loss".
-        priority: float32 [B], detached, or an array: each row's new priority, for prioritized replay; None changes no
-            priority.
+        priority: for prioritized replay, each row's new priority, float32 [B]: a detached tensor or an array; None
+            changes no priority.
         updates: gradient steps made, at least 1; each of them counts as an update.
     """
 
@@ -299,8 +299,8 @@ class CompiledPolicy(Protocol):
 class Algorithm(Protocol):
     """Hyperparameters, with functions that make the model, choose actions and make the trainer.
 
-    Each policy has its own model: the policy's learner trains the model, and its actors use copies that follow. So an
-    algorithm keeps no state. Derive from this class to get `transition`, `source` and `schedules` by default.
+    Each policy has its own model: the policy's learner trains the model, and its actors use copies of it. So
+    an algorithm keeps no state. Derive from this class to get `transition`, `source` and `schedules` by default.
     Preferably write a frozen dataclass in a module: then `marlcore train --algo module:Class` offers its fields as
     options, and `--resume` can import it again. Example: examples/custom_algorithm.py.
 
@@ -339,7 +339,7 @@ class Algorithm(Protocol):
         """
 
     def compiled(self, spaces: Spaces, settings: Any) -> CompiledPolicy | None:
-        """Returns the policy's form that acts without torch; by default None, so that actors call `act`.
+        """Returns the policy's form that acts without torch; by default None: actors then call `act`.
 
         `settings` is the policy's `LearnerConfig`, whose `obs_norm` and `reward_norm` add published tensors.
         """
@@ -363,7 +363,7 @@ class Algorithm(Protocol):
             obs: the model's input, on its device.
             explore: the scheduled numbers of exploration, such as "epsilon": a float, or float64 [k]; None acts
                 greedily.
-            state: the recurrent state, rows of new episodes zeroed; None in the first call, and for models without a
+            state: the recurrent state, with zeros for new episodes; None in the first call, and for models without a
                 state. A part named "previous_reward", float32 [k], already holds the last action's reward.
             mask: bool [k, actions], which actions are allowed; None allows all.
             generator: the actor's own random generator, seeded, so that its draws can be repeated.

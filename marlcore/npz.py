@@ -48,7 +48,7 @@ def read_array(archive: ZipFile, name: str, kinds: str = "biufc") -> NDArray[Any
         shape, dtype = read_header(member)
         nbytes = archive.getinfo(name).file_size - member.tell()
         if dtype.kind not in kinds or math.prod(shape) * max(dtype.itemsize, 1) != nbytes:
-            raise ValueError(f"expected numbers in {nbytes:,} bytes of {name!r}, got {dtype} {brief(shape)}")
+            raise ValueError(f"expected {nbytes:,} bytes of numbers in {name!r}, got {dtype} {brief(shape)}")
         member.seek(0)
         return npy.read_array(member, allow_pickle=False)
 

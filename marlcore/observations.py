@@ -35,13 +35,13 @@ def leaves(tree: Any, path: str = "") -> dict[str, Any]:
     for name, part in tree.items():
         inner = leaves(part, path_to(path, name))
         if both := found.keys() & inner.keys():
-            raise ValueError(f"expected one field of the path {min(both)!r}, got two")
+            raise ValueError(f"expected one field with the path {min(both)!r}, got two")
         found |= inner
     return found
 
 
 def nested(parts: Mapping[str, Any], form: Any, path: str = "") -> Any:
-    """Inverts `leaves`: returns nested dicts like `form`, with `parts` as leaves, and without leaves not in `parts`."""
+    """Inverts `leaves`: returns nested dicts like `form` with `parts` as leaves; leaves out those not in `parts`."""
     if not isinstance(form, Mapping):
         return parts[path or ALONE]
     paths = {name: path_to(path, name) for name in form}

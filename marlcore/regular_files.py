@@ -41,7 +41,7 @@ def check_regular(path: str | os.PathLike[str], fd: int) -> None:
 def mode_of(path: Path) -> int:
     """Returns the mode of a file or directory, 0 if there is none at the path.
 
-    Raises OSError if the file system fails, where `Path.is_dir` returns False since Python 3.14.
+    Raises OSError if the file system fails (since Python 3.14, `Path.is_dir` returns False then).
     """
     with suppress_failed_calls(errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
         return path.stat().st_mode
@@ -50,7 +50,7 @@ def mode_of(path: Path) -> int:
 
 @contextmanager
 def naming(path: Path, kept: str) -> Iterator[None]:
-    """Adds the file's name and the text `kept`, on the state of the file, to an OSError raised in the `with` block."""
+    """Adds the file's name, and `kept`, which says what became of the file, to an OSError of the `with` block."""
     try:
         yield
     except OSError as error:

@@ -68,7 +68,7 @@ class Spaces:
         if self.masked and not isinstance(self.action, (gym.Discrete, gym.MultiDiscrete)):
             raise ValueError(f"{MASK}: expected none for the action space {self.action}")
         if self.masked and any(part.name == MASK for part in self.parts):
-            raise ValueError(f"observation space: {MASK!r} is the name of the mask, got {self.observation}")
+            raise ValueError(f"observation space: expected no part {MASK!r}, the mask's name, got {self.observation}")
 
     @cached_property
     def parts(self) -> tuple[SpacePart, ...]:
@@ -115,7 +115,7 @@ class Spaces:
         return action + self.action_start if self.is_shifted else action
 
     def first_refused(self, action: NDArray[Any]) -> int | None:
-        """Returns the index of the first action outside the space, of actions [k, ...] from rows; None if all fit."""
+        """Returns the index of the first of the rows' actions [k, ...] that is outside the space; None if all fit."""
         low, high, inside = self._action_bounds
         if low is not None:
             wrong = (action < low) | (action > high)
@@ -166,12 +166,12 @@ class Spaces:
 def parts_of(label: str, space: gym.Space) -> tuple[SpacePart, ...]:
     """Returns a space's parts, in the order of its keys.
 
-    Raises: ValueError: a space is of another kind, or two parts have one name; the text has `label` and the part.
+    Raises: ValueError: a space is of another kind, or two parts have one name; the message has `label` and the part.
     """
     parts = tuple(_part(*leaf) for leaf in _leaves(label, space) if not (leaf[1] and _is_left_out(leaf[2])))
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
-        raise ValueError(f"{label}: expected keys whose names differ, got {sorted(names)}")
+        raise ValueError(f"{label}: expected parts with different names, got {sorted(names)}")
     if not parts:
         raise ValueError(f"{label}: expected at least one part, got {space}")
     return parts

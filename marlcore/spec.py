@@ -95,8 +95,8 @@ class TransitionSpec:
     Attributes:
         obs: the observation: one Field, or a dict of Fields by name, which may hold further dicts. Names are any
             strings, such as "observation.state".
-        action: the action, one Field or a dict likewise.
-        extras: further fields of each transition by name, such as log_prob, in a dict likewise.
+        action: the action, one Field or a dict as for `obs`.
+        extras: further fields of each transition by name, such as log_prob: a dict as for `obs`.
         next_obs: True stores next_obs in the row itself, for rows that do not follow one another. Otherwise next_obs
             is the next row's obs, so that each frame is stored once.
         reward: float32, a scalar or, for several objectives or agents, a vector (n,); returns are then vectors too.
@@ -140,7 +140,7 @@ class TransitionSpec:
         """Returns the spec of an environment's transitions, from its Gymnasium spaces.
 
         A Box, Discrete, MultiDiscrete or MultiBinary becomes a Field with the space's shape and dtype (a Discrete: one
-        int64). A Dict, in which others may lie, becomes a dict of Fields. `extras` are further fields by name.
+        int64). A Dict, which may hold further Dicts, becomes a dict of Fields. `extras` are further fields by name.
 
         Raises:
             ValueError: a space is of another kind, such as a Tuple.
@@ -250,7 +250,7 @@ class Ragged:
     def __post_init__(self) -> None:
         check_whole(f"Ragged {self.name} most", self.most)
         if not isinstance(self.parts, Mapping) or not self.parts or self.name in self.parts:
-            raise ValueError(f"Ragged {self.name}: expected Fields by name, none of its own name, got {self.parts!r}")
+            raise ValueError(f"Ragged {self.name}: expected Fields by names other than {self.name}, got {self.parts!r}")
         for name, part in self.parts.items():
             check_type(f"Ragged {self.name}[{name!r}]", part, Field)
         object.__setattr__(self, "parts", dict(self.parts))
@@ -315,7 +315,7 @@ def _plain(part: Field) -> list[Any]:
 
 
 def _checked_fields(where: str, fields: Any, least: int) -> Any:
-    """Returns a copy of a Field, or of a dict of at least `least` names, of Fields and nested dicts of them.
+    """Returns a copy of `fields`: a Field, or a dict with at least `least` names of Fields or of further dicts.
 
     Raises ValueError or TypeError if `fields` is anything else, or if two Fields have the same path.
     """
@@ -332,7 +332,7 @@ def _checked_part(where: str, fields: Any, least: int, depth: int) -> Any:
         return fields
     check_type(where, fields, Mapping, expected="a Field or a dict of Fields")
     if depth == _MAX_DEPTH:
-        raise ValueError(f"{short(where)}: expected dicts in at most {_MAX_DEPTH} levels, got more")
+        raise ValueError(f"{short(where)}: expected at most {_MAX_DEPTH} levels of dicts, got more")
     if len(fields) < least:
         raise ValueError(f"{where}: expected at least one Field, got an empty dict")
     for name in fields:
@@ -381,7 +381,7 @@ def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
 
 
 def as_flag(label: str, value: Any) -> bool:
-    """Returns a bool, 0 or 1, or an array or tensor of it without axes, as a bool; otherwise raises TypeError."""
+    """Returns a bool, 0 or 1, or a scalar array or tensor of it, as a bool; raises TypeError for anything else."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     try:

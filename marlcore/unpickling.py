@@ -13,7 +13,7 @@ from cloudpickle import cloudpickle
 
 
 def unpickled(data: Any, apart: bool = False) -> Any:
-    """Unpickles bytes. Of a class that the program already has, uses the program's; with `apart`, the pickle's."""
+    """Unpickles bytes. For a class that the program already has, uses the program's; with `apart`, the pickle's."""
     return _Unpickler(data, apart).load()
 
 

@@ -1,7 +1,7 @@
 """`marlcore doctor`: tests the parts of this machine that marlcore needs, and gives advice on each.
 
-A check is a function that returns a Finding; tests replace the machine's parts by its optional parameters. Modules that
-may be broken, such as the core, are imported within the checks.
+A check is a function that returns a Finding; its optional parameters let tests replace parts of the machine. Modules
+that may be broken, such as the core, are imported within the checks.
 """
 
 import json
@@ -191,7 +191,7 @@ def check_processors(available: Count = cgroup.cores) -> Finding:
     """Checks whether each process of a default run has a processor."""
     count = available()
     found = f"{count:g} for {ACTORS} actors and {LEARNERS} learners of a default run"
-    advice = "give it more (affinity, docker's --cpus), or expect workers to wait for each other"
+    advice = "allow more (affinity, docker's --cpus), or expect workers to wait for each other"
     return Finding("ok", found) if count >= ACTORS + LEARNERS else Finding("warning", found, advice)
 
 
@@ -273,7 +273,7 @@ def check_niceness(ray: bool | None = None, environ: Environment = os.environ) -
     found = f"Ray, started from here, gives actors niceness {niceness}"
     if niceness == "0":
         return Finding("ok", found)
-    return Finding("warning", found, "start it with RAY_worker_niceness=0, or give it the machine alone")
+    return Finding("warning", found, "start Ray with RAY_worker_niceness=0, or give it the machine alone")
 
 
 CHECKS: dict[str, Callable[[], Finding]] = {

@@ -42,7 +42,7 @@ class EvalOptions:
     episodes: int = 100
     """Episodes to play."""
     which: str = "last"
-    """The checkpoints: last; best, by the run's evaluations; or the step of a kept one."""
+    """The checkpoints: last; best, by the run's evaluations; or the step of kept checkpoints."""
     envs: int = 8
     """Environment copies that play together."""
     seed: int = 0

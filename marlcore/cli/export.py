@@ -25,7 +25,7 @@ class ExportOptions:
     file: str
     """The file to write: .onnx, or .pt for TorchScript."""
     which: str = "last"
-    """The checkpoint: last; best, by the run's evaluations; or the step of a kept one."""
+    """The checkpoint: last; best, by the run's evaluations; or the step of a kept checkpoint."""
     trust: bool = False
     """Execute the code of a run's directory that another user could have changed."""
     weights_only: bool = False

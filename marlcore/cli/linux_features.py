@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class Feature(NamedTuple):
-    """A feature that the kernel must have: an attempt to use it, its purpose in marlcore, and advice without it."""
+    """A feature that the kernel must have: an attempt to use it, its purpose in marlcore, and advice if it fails."""
 
     attempt: Callable[[Path], None]
     purpose: str

@@ -176,7 +176,7 @@ def _form(kind: Any) -> _Form:
 
 
 def _read(label: str, hint: Any, words: Sequence[str]) -> Any:
-    """Reads words as a value of an allowed type, text last. Raises ValueError if they are of no allowed type."""
+    """Reads words as the first allowed type that fits, and as text last. Raises ValueError if no type fits."""
     forms = [*map(_form, _members(hint))]
     for form in sorted(forms, key=lambda form: form.expected == TEXT):
         with suppress(ValueError, KeyError, TypeError):  # TypeError: the type takes another number of words

@@ -60,7 +60,7 @@ class TopOptions(Declared):
 
     The command waits for a run that is about to start; Ctrl-C ends the command. The return is the mean of an agent's
     last 100 episodes. The replay ratio is the number of transitions drawn per transition written. Policy lag is the
-    number of versions of the weights by which a batch's rows were behind in the learner's last report. Lapped rows,
+    number of versions by which a batch's rows were behind the newest weights in the learner's last report. Lapped rows,
     redrawn rows and seconds waited are counted from the learner's start. A worker that is "down" has no process: it has
     taken all its steps, or it failed and is about to be restarted.
 
@@ -70,7 +70,7 @@ class TopOptions(Declared):
 
     A terminal too narrow for one table shows several, without the pids; --json has every figure. Without a terminal,
     tables are printed as columns with tabs between them. With --once, a run that is not live yet is an error: "run_dir:
-    expected one live run, got none of 'runs/two'"; without it, the command waits.
+    expected one live run, got none in 'runs/two'"; without it, the command waits.
     """
 
     run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[RUN]")]] = ""
@@ -187,7 +187,7 @@ class WatchedRun:
 
 
 def _find(run_dir: str, once: bool) -> WatchedRun:
-    """Returns the live run of `run_dir`, or else the only one; waits for it unless `once`. Raises ValueError."""
+    """Returns the live run in `run_dir`, by default the only one; waits for it unless `once`. Raises ValueError."""
     if is_address(run_dir):
         raise ValueError(f"run_dir: expected the run's directory on this machine, got {run_dir!r}")
     notified = False
@@ -196,7 +196,7 @@ def _find(run_dir: str, once: bool) -> WatchedRun:
             expected = "run_dir: expected a run that is live or about to start"
             raise ValueError(f"{expected}, got {run_dir!r}, which has ended")
         if once:
-            raise ValueError(f"run_dir: expected one live run, got none{f' of {run_dir!r}' if run_dir else ''}")
+            raise ValueError(f"run_dir: expected one live run, got none{f' in {run_dir!r}' if run_dir else ''}")
         if not notified:
             missing = "" if not run_dir or Path(run_dir).exists() else "; this directory does not exist yet"
             say(f"waiting for {run_dir or 'a run'} to start{missing}")

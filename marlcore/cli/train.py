@@ -28,7 +28,7 @@ class TrainOptions:
     """Train every agent of an environment at once, each with its own replay, weights and learner.
 
     `marlcore train --resume RUN [--trust]` continues an earlier run instead, from its last checkpoints; other options
-    change its settings. It executes code that the run's config.json names.
+    change its settings. This executes code that the run's config.json names.
     """
 
     env: str = "treasure_hunt"
@@ -41,7 +41,7 @@ class TrainOptions:
     seeds: tuple[int, ...] = ()
     """Instead of --seed: makes a run for each of these seeds, and plots the curves of all runs together."""
     parallel: int = 1
-    """Number of the runs of --seeds that train at a time."""
+    """With --seeds: number of runs that train at a time."""
     init_from: str | None = None
     """A run's directory or a checkpoint, with whose weights the policies start."""
     init_strict: bool = True

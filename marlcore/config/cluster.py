@@ -57,9 +57,9 @@ class ClusterConfig(Declared):
     address: Annotated[str | None, _address] = None
     """Address of a running Ray cluster that this machine is part of: "auto" or host:port. None: one machine, no Ray."""
     nodes: Annotated[int, Whole(1)] = 1
-    """Number of machines beside this one whose actors work for the run; this machine has `actor.processes` actors."""
+    """Number of further machines whose actors work for the run; this machine has `actor.processes` actors."""
     nodes_at_start: Annotated[int | None, Whole(0)] = None
-    """Number of these machines without which the run does not start; the others may join at any time. None: all."""
+    """Number of these machines that must be ready before the run starts; the others may join later. None: all."""
     actors_per_node: Annotated[int, Whole(1)] = 1
     """Number of actor processes on each of these machines; each process steps `actor.envs` environment copies."""
     resources: Annotated[dict[str, float], _resources] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class ClusterConfig(Declared):
     """Longest time, at most 60 s, for which a machine collects rows before it sends them; a small amount of rows waits
     only a tenth of that time."""
     lane_rows: Annotated[int, Whole(3)] = 1000
-    """Rows of each environment copy that a machine keeps until they have arrived. If there are more, the oldest rows
+    """Rows that a machine keeps for each environment copy until they have arrived. If there are more, the oldest rows
     are lost and counted; but actors that must not outrun their learner (updates_per_step) wait instead."""
     compress: Literal["lz4"] | None = None
     """Compression of rows between machines: "lz4" for frames on a slow network."""

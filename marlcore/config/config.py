@@ -85,16 +85,16 @@ class Config(Declared):
     stage_names: Annotated[tuple[str, ...], distinct_names] = ()
     """Names of the stages 1, 2, ..., for replay.clear_at_stage; empty, or a name for each stage."""
     policies: PolicyOf | None = None
-    """The policy of each agent, by agent; agents with the same policy share it. By default each has its own. In Python
-    also a function of the agent's name."""
+    """The policy of each agent, by agent; agents with the same policy share it. By default each agent has its own. In
+    Python also a function of the agent's name."""
     teams: PolicyOf | None = None
     """The team of each member, by agent: a team acts as one agent, of the team's name; see docs/guides/teams.md. By
-    default all agents are in the team "team" if an algorithm trains teams, otherwise there is none. In Python also a
-    function of the agent's name."""
+    default all agents are in the team "team" if an algorithm trains teams, otherwise there are no teams. In Python also
+    a function of the agent's name."""
     learners: Annotated[dict[str, LearnerConfig], _by_policy] = field(default_factory=dict)
     """By policy, settings of its learner that replace `learner`. In a file, and on the command line
-    (`--learners.guard.n-step 1`), missing settings are taken from `learner`; `processes` and `threads` are always taken
-    from there."""
+    (`--learners.guard.n-step 1`), missing settings are taken from `learner`; `processes` and `threads` always come
+    from `learner`."""
     replays: Annotated[dict[str, ReplayConfig], _by_policy] = field(default_factory=dict)
     """By policy, settings of its replay that replace those of `replay`, given like `learners`: capacity, priorities and
     hindsight. All other settings are taken from `replay`."""
@@ -128,7 +128,7 @@ class Config(Declared):
         if self.cluster.seats and self.self_play.roles:
             raise ValueError(f"self_play.roles: expected none when cluster.address is set, got {self.self_play.roles}")
         if self.stage_names and len(self.stage_names) != len(self.stages):
-            raise ValueError(f"stage_names: expected {len(self.stages)}, one per stage, got {brief(self.stage_names)}")
+            raise ValueError(f"stage_names: expected {len(self.stages)} names of stages, got {brief(self.stage_names)}")
         if self.replay.durable and self.replay.save:
             raise ValueError("replay.save: expected False when replay.durable is set, got True")
         if self.replay.durable and self.replay.path is None:
@@ -140,7 +140,7 @@ class Config(Declared):
                 raise ValueError(f"replay.clear_at_stage: expected names of {brief(self.stage_names)}, got {got}")
         if self.stop.judges and self.stop.of_evaluation and not self.evaluation.evaluates:
             raise ValueError(
-                f"stop.metric: expected a metric of a run whose evaluation.interval is 0, got {brief(self.stop.metric)}"
+                f"stop.metric: expected a metric of a run without evaluations, got {brief(self.stop.metric)}"
             )
 
     def of(self, policy: str) -> Config:

@@ -168,7 +168,7 @@ def teams_of(
 def _algorithms(policies: list[str], algorithm: Any) -> dict[str, Algorithm]:
     if not isinstance(algorithm, Mapping):
         return dict.fromkeys(policies, _chosen(algorithm))
-    _check_names("algorithm", algorithm, policies, f"the policies {policies}", "one for each policy")
+    _check_names("algorithm", algorithm, policies, f"the policies {policies}", "an algorithm for each policy")
     return {name: _chosen(algorithm[name]) for name in policies}
 
 

@@ -136,6 +136,6 @@ class PopulationConfig(Declared):
     """With pbt: a copied number is multiplied by one of these factors, within its range; a copied Choice moves to the
     option before or after."""
     resample: Annotated[float, Number(0, 1)] = 0.25
-    """With pbt: the probability with which a copied setting is drawn again instead."""
+    """With pbt: the probability that a copied setting is drawn again instead of changed."""
     eta: Annotated[int, Whole(2)] = 3
     """With halving: one of `eta` members continues."""

@@ -135,7 +135,7 @@ class ActorConfig(Declared):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.devices) > max(self.processes, 1):
-            raise ValueError(f"device: expected at most one for each of {self.processes} processes, got {self.device}")
+            raise ValueError(f"device: expected no more devices than {self.processes} processes, got {self.device}")
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -165,8 +165,8 @@ class LearnerConfig(Declared):
     chooses compiled where it supports the network and is faster."""
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
     """Mode of `torch.compile` for the learner's model. With "reduce-overhead" and "max-autotune" on a CUDA device, CUDA
-    graphs make the steps of DQN, PPO, MAPPO, SAC and TD3; other algorithms have torch's graphs of the model. It
-    takes half a minute at each start, and pays on GPUs; on a CPU it makes small networks slower."""
+    graphs make the steps of DQN, PPO, MAPPO, SAC and TD3; other algorithms have torch's graphs of the model.
+    Compiling takes half a minute at each start, and pays on GPUs; on a CPU it makes small networks slower."""
     obs_norm: Literal["off", "frozen", "running"] = "off"
     """Subtract the mean of observations and divide by their standard deviation, for actors and learner alike: "running"
     takes every batch into the statistics, "frozen" the first 100."""
@@ -203,7 +203,7 @@ class LearnerConfig(Declared):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.engine == "compiled" and self.compile != "off":
-            raise ValueError(f"compile: expected off for the engine compiled, got {self.compile!r}")
+            raise ValueError(f"compile: expected off when engine is compiled, got {self.compile!r}")
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class ReplayConfig(Declared):
     durable: bool = False
     """Keep the replays' files, in `path`, after the run's end and through power cuts, so that a resumed run starts with
     these rows and their priorities. For on-policy algorithms these files are queues: a resumed learner continues from
-    its checkpoint, and saves the next one before the rows since then take half of the room. See docs/reliability.md."""
+    its checkpoint, and saves the next one before the rows since then fill half of a lane. See docs/reliability.md."""
     prioritized: bool = False
     """Draw transitions in proportion to their priorities (Schaul et al. 2016, arXiv:1511.05952)."""
     alpha: Annotated[float, Number(0)] = 0.6
@@ -289,7 +289,7 @@ class StopConfig(Declared):
     """Seconds after which the run ends, earlier parts of a resumed run included."""
     metric: str = "episode_return"
     """The metric of `threshold` and `patience`: a name, such as episode_return or eval_return, or agent/name. Its value
-    is the mean of the last `window` values of each agent or policy that reports it, averaged over these."""
+    is the mean of the last `window` values of each agent or policy that reports it, averaged over all of them."""
     threshold: Annotated[float | None, Number()] = None
     """Value of the metric at which the run ends."""
     patience: Annotated[int | None, Whole(1)] = None
@@ -333,8 +333,8 @@ class MetricsConfig(Declared):
     wandb_project: str = "marlcore"
     """The project of the run in Weights & Biases."""
     wandb_mode: Literal["online", "offline"] | None = None
-    """Whether Weights & Biases sends metrics, or keeps them for `wandb sync`; None takes WANDB_MODE of the
-    environment, else online."""
+    """Whether Weights & Biases sends metrics, or keeps them for `wandb sync`; None takes the variable
+    WANDB_MODE, else online."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,7 +351,7 @@ class EvaluationConfig(Declared):
     envs: Count = 4
     """Environment copies that play the episodes."""
     keep: Annotated[int, Whole(0)] = 3
-    """Checkpoints of the last evaluations to keep for each policy, beside the best one."""
+    """Number of last evaluations whose checkpoints are kept for each policy, beside the best checkpoint."""
     wait: bool = False
     """When an evaluation by `interval` is due, pause the training until the evaluation begins, so that none is skipped,
     as in serial mode; an evaluation whose episodes never end then stops the run's progress. By default training never

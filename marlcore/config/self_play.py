@@ -29,7 +29,7 @@ def _last_part(reference: str) -> str:
 
 
 def _anchors(label: str, anchors: Any) -> dict[str, Schedule]:
-    """Returns the anchors' shares by reference; that of a function or class is module:name."""
+    """Returns the anchors' shares by reference; the reference to a function or class is module:name."""
     check_type(label, anchors, Mapping, expected="shares by opponent")
     shares = {}
     for anchor, share in anchors.items():
@@ -72,9 +72,9 @@ class SelfPlayConfig(Declared):
     """Number of most recent episodes over which a win rate is taken; a draw counts half."""
     draw: Annotated[str, Reference(f"{', '.join(DRAWS)}, or module:name of a function", DRAWS)] = "pfsp"
     """How an opponent is drawn from the pool. uniform: each is equally likely. The others weight each opponent. recent:
-    by 1 / age^power, the newest opponent's age being 1. pfsp and variance: by (1 - w)^power and by w (1 - w), where w
-    is the win rate against the opponent (Vinyals et al. 2019, doi:10.1038/s41586-019-1724-z, Methods: f_hard and
-    f_var). rating: by how even the ratings expect a game to be. module:name: by a function of the win rates and the
+    by 1 / age^power, the newest opponent's age being 1. pfsp: by (1 - w)^power, variance: by w (1 - w), where w is the
+    win rate against the opponent (Vinyals et al. 2019, doi:10.1038/s41586-019-1724-z, Methods: f_hard and f_var).
+    rating: by how even the ratings expect a game to be. module:name: by a function of the win rates and the
     numbers of games, arrays [k], oldest opponent first, that returns k weights."""
     power: Annotated[float, Number(0)] = 2.0
     """The exponent if `draw` is recent or pfsp."""

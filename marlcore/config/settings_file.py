@@ -80,7 +80,7 @@ def read_settings(path: str | Path) -> Settings:
                 raise ValueError(f"{name}: expected a name, got {brief(plain[name])}")
         hyperparameters = plain.get("algorithm", {})
         if not isinstance(hyperparameters, Mapping):
-            raise ValueError(f"algorithm: expected its hyperparameters by name, got {brief(hyperparameters)}")
+            raise ValueError(f"algorithm: expected hyperparameters by name, got {brief(hyperparameters)}")
         return Settings(Config.from_dict(plain), plain.get("env"), plain.get("algo"), hyperparameters)
     except (ValueError, TypeError) as error:
         raise ValueError(printable(f"{path}: {error}")) from None

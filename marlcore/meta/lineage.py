@@ -70,7 +70,7 @@ class Lineage:
             original = {name: saved[name] for name in _fixed(config, total_steps)}
         for name, given in _fixed(config, total_steps).items():
             if original[name] != given:
-                raise ValueError(f"population.{name}: expected {brief(original[name])}, as it began, got {given}")
+                raise ValueError(f"population.{name}: expected {brief(original[name])}, as at its start, got {given}")
         with believed(EXPECTED, folder, STATE):
             check_kinds(saved, {"rows": list})
             members = [_member(config, plain) for plain in saved["members"]]

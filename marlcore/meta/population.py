@@ -84,9 +84,9 @@ def _work(runs: _Runs, mode: str, parallel: int, children: Children, progress: b
     if not runs.waiting:
         plot_lineage(lineage)  # a killed program may not have plotted its last results
         if all(member.done for member in lineage.members):
-            expected = "total_steps: expected more, since no member has steps left to take"
+            expected = "total_steps: expected a larger number, since no member has steps left to take"
             raise ValueError(f"{expected}, got {lineage.total_steps}")
-        raise ValueError("resume: expected a member to copy that has not diverged, got none")
+        raise ValueError("resume: expected a member that has not diverged, for others to copy, got none")
     table = SharedProgress(len(lineage.members) * lineage.total_steps) if progress else None  # an upper bound
     with closing(make_runs(runs.waiting, mode, parallel, children, table, plots=False)) as ended:
         try:
@@ -127,7 +127,7 @@ class _Runs:
                 self._wait(number)
 
     def end(self, number: int, result: Callable[[], Result]) -> None:
-        """Settles the segment of an ended run. Raises WorkerFailed if the run failed otherwise than by divergence."""
+        """Settles the segment of an ended run. Raises WorkerFailed if the run failed, unless it diverged."""
         member = self.lineage.members[number]
         try:
             if result().steps >= member.target:  # otherwise, Ctrl-C ended the segment early

@@ -113,7 +113,7 @@ def _iterate(
     while len(result.payoffs) <= iterations:
         gains = [population.gains[-1][0] for population in result.populations if population.gains]
         if min_gain is not None and gains and max(gains) < min_gain:
-            say(f"psro: ends after {len(result.payoffs) - 1} of {iterations} iterations: none gained {min_gain:g}")
+            say(f"psro: ends after {len(result.payoffs) - 1} of {iterations} iterations: no policy gained {min_gain:g}")
             return
         add_policies(result, *oracles.respond(result))
         _mix(result, solve)
@@ -163,7 +163,7 @@ class Oracles:
             self._config.check_policies([policy.name for policy in policies])
             for algorithm in (policy.algorithm for policy in policies):
                 if any(getattr(algorithm, name, False) for name in ("wants_team", "wants_joint")):
-                    expected = "algorithm: expected one without teams or joint critics, of two populations"
+                    expected = "algorithm: expected no team and no joint critic with two populations"
                     raise ValueError(f"{expected}, got {type(algorithm).__name__}")
         for place in range(len(policies)):
             policies_of(*self._run(place, 1, np.zeros(0)))
@@ -171,7 +171,7 @@ class Oracles:
         if resumed:
             read_into(result)
         for policy, (path, model) in zip(policies, self._untrained(), strict=True) if len(result.payoffs) > 1 else ():
-            model.restore_checked(load_checkpoint(path), path, f"resume: expected one of {policy.name}'s network")
+            model.restore_checked(load_checkpoint(path), path, f"resume: expected weights of {policy.name}'s network")
         return result
 
     def begin(self, result: PSROResult) -> None:

@@ -81,7 +81,7 @@ class PSROResult(Population):
         payoffs: float64 [policies, policies], the mean return of the row's policy against the column's policy. Columns
             are the opponent's policies.
         half_widths: float64 [policies, policies], half the width of each payoff's 95 % confidence interval; NaN if all
-            games were copies of one game, so that their spread is unknown.
+            games were copies of one game, so their spread is unknown.
     """
 
     run_dir: Path
@@ -136,7 +136,7 @@ def read_into(result: PSROResult) -> None:
             population.gains = [*map(tuple, _numbers(side, "gains", count - 1, 2).tolist())]
         result.payoffs, result.half_widths = (_numbers(saved, name, count, count) for name in TABLES)
     if len(sides) != len(result.populations):
-        raise ValueError(f"resume: expected a psro of {len(result.populations)} populations, got one of {len(sides)}")
+        raise ValueError(f"resume: expected a psro of {len(result.populations)} populations, got {len(sides)}")
 
 
 def _numbers(saved: Any, name: str, *shape: int) -> NDArray[np.float64]:

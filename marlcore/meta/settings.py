@@ -27,7 +27,7 @@ def changeable(algorithm: Algorithm | str) -> Algorithm:
     if isinstance(algorithm, type):
         raise TypeError(f"algorithm: expected an Algorithm, such as marlcore.PPO(), got the class {algorithm.__name__}")
     if isinstance(algorithm, Mapping):
-        raise TypeError(f"algorithm: expected one for all policies of a population, got {brief(algorithm)}")
+        raise TypeError(f"algorithm: expected one algorithm for all policies of a population, got {brief(algorithm)}")
     return make(algorithm) if isinstance(algorithm, str) else algorithm
 
 
@@ -62,7 +62,7 @@ def check_names(algorithm: Algorithm, config: Config, population: PopulationConf
     for name in population.settings:
         if name in fixed or name.partition(".")[0] in SHARED:
             why = fixed.get(name, "all members share it")
-            raise ValueError(f"settings: expected others than {name!r}: {why}")
+            raise ValueError(f"settings: expected settings that may vary, got {name!r}: {why}")
         if name not in known:
             raise ValueError(f"settings: expected names of settings, got {name!r}{did_you_mean(name, known)}")
 
@@ -86,8 +86,8 @@ def check_values(
                 _check_interval(its_policies, population.interval)
             if copies and _fingerprint(its_policies, its_config) != whole:
                 raise ValueError(
-                    f"settings: expected ones with which a run can be resumed, got {name!r}, whose value {value!r} "
-                    "changes its network or its saved replays"
+                    f"settings: expected settings with which a run can be resumed, got {name!r}, whose value {value!r} "
+                    "changes the run's network or saved replays"
                 )
     return [policy.name for policy in policies]
 
@@ -101,7 +101,7 @@ def _check_interval(policies: tuple[AssignedPolicy, ...], interval: int) -> None
             if interval < least:
                 raise ValueError(
                     f"interval: expected at least {math.ceil(least)} steps, since {policy.name} learns from whole "
-                    f"batches and the end of an interval drops a partial one, got {interval}"
+                    f"batches and the end of an interval drops a partial batch, got {interval}"
                 )
 
 

@@ -47,10 +47,10 @@ def work_seeds(
     env_fn: Callable[[], Any] | str, algorithm: Algorithms, config: Config | None, seeds: Sequence[int],
     parallel: int, progress: bool, children: Children, **initial: Any,
 ) -> list[Result]:  # fmt: skip
-    """Trains with each seed; see `train_seeds`. `initial` has its arguments `init_from` and `init_strict`."""
+    """Trains with each seed; see `train_seeds`, whose arguments `init_from` and `init_strict` are in `initial`."""
     config = config or Config()
     if len(set(seeds)) < len(seeds) or not seeds:
-        raise ValueError(f"seeds: expected different ones, at least one, got {list(seeds)}")
+        raise ValueError(f"seeds: expected at least one seed, each seed once, got {list(seeds)}")
     check_parallel(parallel, config)
     folder = folder_of("seeds", config.run_dir)
     config, results = config.with_absolute_paths(), dict[str, Result]()
@@ -114,7 +114,7 @@ def working_in(folder: Path, kind: str) -> Iterator[None]:
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     lock = lock_directory(folder)
     if lock is None:
-        raise ValueError(f"run_dir: expected one in which no other {kind} works, got {str(folder)!r}")
+        raise ValueError(f"run_dir: expected a directory in which no other {kind} works, got {str(folder)!r}")
     with lock, naming_what_continues(folder):
         try:
             yield

@@ -88,12 +88,12 @@ def _check_probabilities(pairs: list[tuple[float, tuple[Any, ...]]], where: str)
     for p, profile in pairs:
         if not p >= 0.0:
             raise ValueError(
-                f"believed: expected probabilities of at least 0, got {p!r} of profile {brief(profile)} in {where}"
+                f"believed: expected probabilities of at least 0, got {p!r} for profile {brief(profile)} in {where}"
             )
         total += p
     if not math.isclose(total, 1.0, abs_tol=TOLERANCE):
         profiles = brief([profile for _, profile in pairs])
-        raise ValueError(f"believed: expected the sum 1, got {total!r} of the profiles {profiles} in {where}")
+        raise ValueError(f"believed: expected probabilities that sum to 1, got {total!r} for {profiles} in {where}")
 
 
 def _base(profile: tuple[Any, ...], others: tuple[int, ...], graph: Graph, where: str) -> int:
@@ -104,7 +104,7 @@ def _base(profile: tuple[Any, ...], others: tuple[int, ...], graph: Graph, where
         acts = [-1]
     if len(profile) != graph.agents or not all(0 <= act < graph.actions for act in acts):
         raise ValueError(
-            f"believed: expected profiles of {graph.agents} actions below {graph.actions}, got {brief(profile)} in "
-            f"{where}"
+            f"believed: expected profiles of {graph.agents} actions from 0 to {graph.actions - 1}, got "
+            f"{brief(profile)} in {where}"
         )
     return sum(act * graph.actions**i for i, act in zip(others, acts, strict=True))

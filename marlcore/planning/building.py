@@ -120,7 +120,7 @@ class Watch:
         self._due = now + FRAME_S
         self.check_memory(discovered)
         rate = expanded / max(now - self._began, 1e-9)
-        self._write(f"\rmarlcore: {expanded:,} of {discovered:,} states found so far expanded, {rate:,.0f} states/s ")
+        self._write(f"\rmarlcore: {expanded:,} states expanded of {discovered:,} found so far, {rate:,.0f} states/s ")
         self._shown = True
 
     def check_memory(self, states: int, nbytes: int = 0) -> None:

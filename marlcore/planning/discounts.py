@@ -42,7 +42,7 @@ def discounted_rows(tabulate: Tabulate, durations: Durations | None, *discounts:
     """Returns the graph's arrays for kernels, once for each discount; calls `durations` if some discount needs them."""
     graph = tabulate.graph
     if graph.probability is None:
-        raise ValueError("graph: expected one with probabilities, got one of build_graph(..., probabilities=False)")
+        raise ValueError("graph: expected a graph with probabilities, got one of build_graph(..., probabilities=False)")
     lasting = [1.0]  # one duration for all outcomes, or a duration for each
     if durations is not None and any(discount.over(1.0) < 1.0 for discount in discounts):
         lasting = np.concatenate(tabulate(partial(_durations, durations), range(len(graph)))).tolist()

@@ -170,7 +170,7 @@ class Graph(Shared):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the graph to a file and atomically replaces an earlier one; it is on disk when the call returns.
 
-        Raises: SharedMemoryFull: the file system has no room. ValueError: the path is not that of an ordinary file.
+        Raises: SharedMemoryFull: the file system has no room. ValueError: the path is no ordinary file in a directory.
         """
         self.check_open()
         body = self._segment.body

@@ -59,9 +59,9 @@ def backward_induction(
         agents: the agents whose policies are computed; by default, those that have goals.
         robots: agents whose actions get no probabilities: an expectation is the minimum over the robots' actions.
         optimistic: use the maximum over the robots' actions instead of the minimum.
-        believed: (state, agent, action) -> (probability, profile) pairs: how the others act. The profile's actions of
-            the agent and of robots do not matter. By default, all others act at random. In each state, profiles
-            that are not possible are left out.
+        believed: (state, agent, action) -> (probability, profile) pairs: how the others act. In a profile, the actions
+            of the agent itself and of robots do not matter. By default, all others act at random. In each state,
+            profiles that are not possible are left out.
         beta: at least 0; infinity takes the best action, or each of the best ones equally often.
         gamma, rho: the discount of a duration of 1, or its rate -ln(gamma); by default none.
         durations: (state, profile, [(probability, successor), ...]) -> the duration of each outcome; by default 1.
@@ -130,12 +130,12 @@ def _checked_agents(agents: Sequence[int] | None, goals: Goals, robots: Sequence
         agents = [*goals]
     numbers = _numbers("agents", agents, graph)
     if not numbers:
-        raise ValueError("agents: expected at least one, got none")
+        raise ValueError("agents: expected at least one agent, got none")
     for agent in numbers:
         if agent in robots:
             raise ValueError(f"agents: expected agents that are no robots, got {agent}")
         if not callable(goals) and agent not in goals:
-            raise ValueError(f"goals: expected goals of agent {agent}, got those of {brief([*goals])}")
+            raise ValueError(f"goals: expected goals of agent {agent}, got goals of the agents {brief([*goals])}")
         if not callable(goals) and not isinstance(goals[agent], Iterable):
             raise ValueError(f"goals: expected a sequence of goals of agent {agent}, got {brief(goals[agent])}")
     return numbers

@@ -59,7 +59,7 @@ class Profiles:
         check_whole("agents", agents)
         check_whole("action_space.n", actions)
         if int(actions) ** int(agents) > MOST_PROFILES:
-            raise ValueError(f"profiles: expected at most 2^31, got {actions}^{agents} of {agents} agents")
+            raise ValueError(f"profiles: expected at most 2^31 profiles, got {actions}^{agents} for {agents} agents")
         self.agents, self.actions = int(agents), int(actions)
 
     def __reduce__(self) -> tuple[type[Profiles], tuple[int, int]]:

@@ -125,7 +125,7 @@ def given_levels(states: Sequence[Any], edges: Edges, level_fct: Callable[[Any],
     for edge in np.flatnonzero(wrong):
         source, target = edges.source[edge], edges.target[edge]
         raise ValueError(
-            f"level_fct: expected every transition to lower the level, or every one to raise it, got {level[source]} "
+            f"level_fct: expected every transition to lower the level, or all to raise it, got level {level[source]} "
             f"in state {brief(states[source])} and {level[target]} in its successor {brief(states[target])}"
         )
     return level

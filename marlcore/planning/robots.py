@@ -30,8 +30,8 @@ class RobotPolicy:
     Attributes:
         robots: the robots' agent numbers, ascending. The robots act as one.
         values: float64 [states].
-        policy: float64 [states, profiles]. A profile of the robots has the number sum of action_i * n^i over the robots
-            in their order, with n actions. Zero in terminal states.
+        policy: float64 [states, profiles]. With n actions, the robots' profile (a_0, a_1, a_2, ...) has the number
+            a_0 + a_1 n + a_2 n^2 + ... Zero in terminal states.
         attainable: maps each person to float64 [states, goals]: the discounted probability of achieving a goal if the
             person pursues it and the others act by the mean of their policies. Zero in terminal states.
     """
@@ -69,11 +69,11 @@ def robot_induction(
     Args:
         graph: the graph for which `people` were computed.
         people: the people's policies, from `backward_induction`.
-        aggregate: returns the robots' rewards in n states, finite numbers [n], given what people can attain there and
-            the goals' weights: two dicts from agent to float64 [n, goals], zero for goals that are not on offer. It is
-            called once for each level.
+        aggregate: called once for each level, for n states, with what people can attain and with the goals' weights:
+            two dicts from agent to float64 [n, goals], zero for goals that are not on offer. Returns the robots'
+            rewards in these states, finite numbers [n].
         beta: as in `backward_induction`.
-        power: pi is proportional to (-Q)^-beta instead; all values must be negative.
+        power: pi is proportional to (-Q)^-beta instead; every Q must be negative.
         terminal: the value of terminal states.
         gamma, rho: the robots' discount. people_gamma, people_rho: the people's.
         durations, workers, progress: as in `backward_induction`.
@@ -128,7 +128,7 @@ class _RobotInduction:
         if stuck >= 0:
             where = f"in state {brief(self.graph.states[stuck])}"
             if self.power:
-                raise ValueError(f"power: expected negative values of the robots, got a Q of at least 0 {where}")
+                raise ValueError(f"power: expected the robots' Q to be negative, got a Q of at least 0 {where}")
             raise ValueError(f"people: expected policies under which a profile is possible {where}")
         for person, (agent, arrays) in enumerate(self.policies.items()):
             memory = tuple(np.empty(len(arrays.goals)) for _ in range(3))
@@ -146,7 +146,7 @@ class _RobotInduction:
         }
         rewards = np.asarray(self.aggregate(attainable, weights), float)
         if rewards.shape != acting.shape:
-            raise ValueError(f"aggregate: expected {acting.shape} numbers, got {rewards.shape}")
+            raise ValueError(f"aggregate: expected numbers of shape {acting.shape}, got shape {rewards.shape}")
         wrong = ~np.isfinite(rewards)  # infinity times a probability of 0 would be NaN
         if wrong.any():
             state = self.graph.states[acting[wrong.argmax()]]

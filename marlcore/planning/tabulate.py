@@ -46,7 +46,7 @@ class Tabulate:
         return results
 
     def _make_pool(self, job: Job[Any]) -> Pool | None:
-        """Makes the workers; returns None if the job cannot be pickled, so that only this process evaluates it."""
+        """Makes the workers; returns None if the job cannot be pickled: then only this process evaluates it."""
         try:
             make = partial(_answer_with, job, self.graph)
             return Pool(make, self.workers - 1, name="planner", preload=("marlcore.planning.induction",))

@@ -30,7 +30,7 @@ def best_run(runs: str | Path | Sequence[str | Path], metric: str = "eval_return
     else:
         folders = [as_path("runs", run) for run in runs]
         if not folders:
-            raise ValueError("runs: expected at least one, got none")
+            raise ValueError("runs: expected at least one run, got none")
     return max(folders, key=lambda folder: _late_mean(folder, metric, agent))
 
 
@@ -45,8 +45,8 @@ def _late_mean(folder: Path, metric: str, agent: str | None) -> float:
         if row.name == metric and agent in (None, row.agent) and 10 * row.step >= 9 * end:
             values[row.agent].append(row.value)
     if not values:
-        of = "" if agent is None else f" of {agent}"
-        raise ValueError(f"metric: expected one that each run has{of}, got {metric!r}, which {str(folder)!r} lacks")
+        of = "" if agent is None else f" for {agent}"
+        raise ValueError(f"metric: expected a metric each run has{of}, got {metric!r}, which {str(folder)!r} lacks")
     means = [sum(late) / len(late) for late in values.values()]
     mean = sum(means) / len(means)
     return -math.inf if math.isnan(mean) else mean

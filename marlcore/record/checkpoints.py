@@ -128,7 +128,7 @@ def load_checkpoint(
 
 
 def taken_over(state: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a run's own `state` with the trainer's state of the checkpoint `other`; the caller adds the weights."""
+    """Returns a run's own `state` with the trainer's state from the checkpoint `other`; the caller adds the weights."""
     merged = NO_COUNTS | {name: value for name, value in state.items() if name != "trainer"}
     if "trainer" in other:  # state_dicts and evaluations' checkpoints have no trainer
         merged |= {"trainer": other["trainer"], "torch": state.get("torch", other["torch"])}

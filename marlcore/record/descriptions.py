@@ -35,14 +35,14 @@ OF_POLICIES = ("learner", "learners", "exploration", "explorations", "stages")  
 ANCHORS, ROLES = "self_play.anchors", "self_play.roles"
 # See `fixed_settings`; OF_ROWS and OF_PRIORITIES apply only if replays were saved.
 FIXED = {
-    "algorithm": "its checkpoints are of that algorithm",
-    "policies": "each of its policies has a checkpoint",
-    "teams": "its networks are of those members",
-    "learner.obs_norm": "its networks were trained on such observations",
-    "learner.reward_norm": "its networks were trained on such rewards",
-    "replay.stack": "its networks take so many observations",
-    ANCHORS: "its table of results has their order",
-    ROLES: "each of its policies has a checkpoint, and its tables of results have their order",
+    "algorithm": "the run's checkpoints are of that algorithm",
+    "policies": "each policy of the run has a checkpoint",
+    "teams": "the run's networks are made for those members",
+    "learner.obs_norm": "the run's networks depend on it",
+    "learner.reward_norm": "the run's networks depend on it",
+    "replay.stack": "the run's networks depend on it",
+    ANCHORS: "the run's table of results follows their order",
+    ROLES: "each policy of the run has a checkpoint, and the tables of results follow their order",
 }
 OF_ROWS = (
     "actor.processes", "actor.envs", "cluster.nodes", "cluster.actors_per_node", "replay.capacity", "replay.mixture",
@@ -108,8 +108,8 @@ def described_run(
     """
     if is_address(run_dir):
         if not trust:
-            expected = "trust: expected trust=True or --trust for a run elsewhere, since loading it executes code"
-            raise ValueError(f"{expected}, got {run_dir!r} without it")
+            expected = "trust: expected trust=True or --trust for a remote run, since loading it executes code"
+            raise ValueError(f"{expected}, got {run_dir!r} without trust")
         with TemporaryDirectory() as folder:
             fetched = fetch_run(run_dir, Path(folder), "config.json")
             return described_run(fetched, trust=True, replay_path=replay_path)
@@ -143,7 +143,7 @@ def remade(name: str, hyperparameters: Mapping[str, Any], label: str = "algorith
 def _check_named(what: str, name: str) -> None:
     """Raises ValueError if a name cannot be imported, since it is defined in a script, a notebook or a function."""
     if name.startswith("__main__:") or "<" in name:
-        raise ValueError(f"{what}: expected one that can be imported, got {name}")
+        raise ValueError(f"{what}: expected a name that can be imported, got {name}")
 
 
 def _value(label: str, value: Any, kind: str = "hyperparameter") -> Any:
@@ -169,7 +169,7 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
     for label, reason in fixed.items():
         for name, old, new in _each(label, before, now):
             if old != new:
-                raise ValueError(f"resume: expected {name} {old!r}, as the run had it, got {brief(new)}: {reason}")
+                raise ValueError(f"resume: expected {name} {old!r}, as in the run so far, got {brief(new)}: {reason}")
     _check_same_spaces(Path(run_dir) / POLICIES, policies)
     steps = steps_taken(run_dir)
     if now["total_steps"] <= steps:
@@ -181,14 +181,14 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
 
 
 def fixed_settings(replays: bool, prioritized: bool) -> dict[str, str]:
-    """Returns the settings that a resumed run must keep, with reasons; more if it saved replays, or with priorities."""
+    """Returns the settings that a resumed run must keep, with reasons; saved replays add some, priorities more."""
     fixed = dict(FIXED)
     if replays:
         fixed |= dict.fromkeys(
-            OF_ROWS, "its saved replays have such rows; it can change without checkpoints/*.replay and *.durable"
+            OF_ROWS, "the run's saved replays depend on it; to change it, remove checkpoints/*.replay and *.durable"
         )
         if prioritized:
-            fixed |= dict.fromkeys(OF_PRIORITIES, "the priorities of its saved replays depend on it")
+            fixed |= dict.fromkeys(OF_PRIORITIES, "the priorities in the run's saved replays depend on it")
     return fixed
 
 
@@ -197,7 +197,7 @@ def _as_json(described: dict[str, Any]) -> Any:
 
 
 def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields (name, old value, new value) of a setting: the run's, then that of each policy with its own section."""
+    """Yields (name, old value, new value) of a setting: for the run, then for each policy with its own section."""
     old, new = before.get(label), now[label]
     if label == ANCHORS:  # the anchors' shares may change
         old, new = [*(old or ())], [*new]
@@ -220,7 +220,7 @@ def _check_same_spaces(path: Path, policies: tuple[AssignedPolicy, ...]) -> None
         old, new = before[name].get(label), now[name][label]
         if old != new:
             raise ValueError(
-                f"resume: expected an environment in which {label} of {name} is {brief(old)}, as the run had it, "
+                f"resume: expected an environment in which {label} of {name} is {brief(old)}, as in the run so far, "
                 f"got {brief(new)}, which does not fit the checkpoint"
             )
 

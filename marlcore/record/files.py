@@ -1,8 +1,8 @@
 """Files of a run: a reader never sees half a file, detects damage, and names the file in errors.
 
 A sealed file ends with a seal: its own name, and a SHA-256 of all bytes before the digest. The seal is the last two
-members of a JSON object, the comment of a zip (a checkpoint, which `torch.load` can still read), or follows a pickle,
-whose reader stops before it.
+members of a JSON object, the comment of a zip (a checkpoint, which `torch.load` can still read), or the bytes after a
+pickle, whose reader stops before them.
 """
 
 import functools
@@ -47,7 +47,7 @@ def write_atomically(path: Path, *data: bytes | memoryview, check: Callable[[], 
     if check is None:
         remove_unfinished(path)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-    earlier = "the earlier one is kept" if path.exists() else "there is no earlier one"
+    earlier = "the earlier file is kept" if path.exists() else "there is no earlier file"
     try:
         with naming(path, f"{sum(map(len, data)):,} bytes were not written, {earlier}"):
             with open(aside, "xb", opener=opener) as file:
@@ -104,7 +104,7 @@ def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
     """
     data = read_regular(path, _MOST) if editable else read_sealed(path, most=_MOST)
     if editable and (fault := _fault(path, data, own_name=True)):
-        _warn_once(f"{str(path)!r}: {fault}; it is used as it is")
+        _warn_once(f"{str(path)!r}: {fault}; it is used all the same")
     try:
         members = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:

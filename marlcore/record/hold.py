@@ -14,8 +14,8 @@ class Hold:
     """The right of a policy's learner to write its checkpoint, until a later learner takes it.
 
     A learner writes a new file beside its checkpoint, checks its hold, and then replaces the checkpoint. The next
-    learner takes the hold, removes unfinished writes, and then reads; so the earlier one can no longer replace the
-    checkpoint. (Saving removes no unfinished writes, since they may be the next learner's.)
+    learner takes the hold, removes unfinished writes, and then reads; so the earlier learner can no longer replace
+    the checkpoint. (Saving removes no unfinished writes, since they may be the next learner's.)
     """
 
     checkpoint: Path

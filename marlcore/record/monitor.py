@@ -31,7 +31,7 @@ class Status:
         seconds: time since the run's beginning, including earlier parts of a resumed run.
         updates: by policy, the updates of its learner.
         returns: by agent, the mean return of the episodes that ended in the last tenth of the steps so far or, without
-            such episodes, of the last tenth of its episodes, at least one. Agents without an ended episode are missing.
+            such episodes, of the last tenth of the agent's episodes, at least one; an agent without any is missing.
             Unlike in `Result.returns`, earlier parts of a resumed run do not count.
         restarts: by worker, its restarts.
         metrics: the newest value of each metric, by (agent or policy, name).

@@ -146,7 +146,7 @@ def holds_files(folder: Path) -> bool:
 
 
 def checkpoint_path(run_dir: Path, policy: str, which: str = "last") -> Path:
-    """Returns the path of a policy's checkpoint; `which` is "last", "best", or the step of a kept one."""
+    """Returns the path of a policy's checkpoint; `which` is "last", "best", or the step of a kept checkpoint."""
     return run_dir / "checkpoints" / f"{_file_name(policy)}{'' if which == 'last' else '.' + which}.pt"
 
 
@@ -174,7 +174,7 @@ def check_same_run(run_dir: str | None, resume: str | Path, kind: str = "run") -
     if run_dir is None or run_dir == str(as_path("resume", resume)):
         return
     if is_address(run_dir) or is_address(resume) or absolute(run_dir).resolve() != absolute(resume).resolve():
-        expected = f"run_dir: expected None or that of the {kind} that continues, {str(resume)!r}"
+        expected = f"run_dir: expected None or the directory of the resumed {kind}, {str(resume)!r}"
         raise ValueError(f"{expected}, got {run_dir!r}")
 
 

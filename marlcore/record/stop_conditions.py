@@ -35,11 +35,11 @@ class StopConditions:
         """Takes a metric, and the event that it completes, if any; returns a Stop if a condition is met."""
         config = self.config
         if config.seconds is not None and metric.time_s >= config.seconds:
-            return Stop(f"stop.seconds: the run has taken {metric.time_s:.1f}")
+            return Stop(f"stop.seconds: the run has taken {metric.time_s:.1f} s")
         if metric.name == "episode_return":
             self._episodes[metric.agent] += 1
             if config.episodes is not None and self._episodes[metric.agent] >= config.episodes:
-                return Stop(f"stop.episodes: {self._episodes[metric.agent]:,} have ended")
+                return Stop(f"stop.episodes: {self._episodes[metric.agent]:,} episodes have ended")
         watched = config.watches(metric.agent, metric.name)
         if watched:
             self._windows.setdefault(metric.agent, deque(maxlen=config.values)).append(metric.value)
@@ -51,7 +51,7 @@ class StopConditions:
         return None
 
     def _expect_metric(self, other: Metric, evaluated: bool) -> None:
-        """Warns once if the condition's metric has not come for long, perhaps misspelt; names those that came."""
+        """Warns once if the condition's metric, perhaps misspelt, has not come for long; names metrics that came."""
         self._known[other.name] = other.agent
         self._rows += 1
         if self.config.of_evaluation and evaluated:
@@ -70,7 +70,7 @@ class StopConditions:
         if value > self._best + config.min_delta:
             self._best, self._best_step = value, step
         elif config.patience is not None and step - self._best_step >= config.patience:
-            best = f"{sign * self._best:g} of step {self._best_step:,}"
+            best = f"{sign * self._best:g} at step {self._best_step:,}"
             return Stop(f"stop.patience: {config.metric} is no better than {best}")
         return None
 

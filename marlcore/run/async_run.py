@@ -93,7 +93,7 @@ def start_all(supervisor: Supervisor, names: Iterable[str], interrupts: Interrup
             raise
         if not fallback:
             raise MarlcoreError(f"mode: no processes can be started here ({error})") from error
-        log.warning("mode: no processes can be started here (%s); all work is done in this one, in turn", str(error))
+        log.warning("mode: no processes can be started here (%s); this process does all work, in turn", str(error))
         return False
     return True
 

@@ -87,7 +87,7 @@ def train(
         WorkerFailed: a worker raised, died or hung more often than `config.supervision` allows; the error carries the
             tracebacks, and says whether the worker's environment raised.
         SharedMemoryFull: /dev/shm has no room for the replays.
-        KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, arrived; the run first wrote everything.
+        KeyboardInterrupt: SIGINT arrived; SystemExit: SIGTERM or SIGHUP arrived. The run first wrote everything.
             The message of KeyboardInterrupt says how to continue the run; its attribute `folder` is the directory.
         Whatever the callback raises, except `StopRun`.
     """
@@ -127,7 +127,7 @@ def train_offline(
         env_fn: as for `train`; the environment gives the spaces, and evaluations play in it. Or the spaces alone, if
             there is no environment.
         config: the settings; by default `Config` with learner.n_step=1. Settings of acting, of the warm-up and of
-            the replay's size do not apply, and must have their default values.
+            the replay's size do not apply; a notice names those that were set.
         progress, resume, callback, init_from, init_strict: as for `train`.
 
     `Result.returns` are NaN, since no actor plays.

@@ -78,11 +78,11 @@ class OwnerOf:
         owner = (replay.sampler_state or {}).get("policy")
         if owner is None or owner.tobytes() != self.policy.encode():
             got = None if owner is None else owner.tobytes().decode(errors="replace")
-            raise ValueError(f"resume: expected a replay of {self.policy}, got {str(path)!r}, which is one of {got}")
+            raise ValueError(f"resume: expected a replay of {self.policy}, got {str(path)!r}, a replay of {got}")
 
 
 def transition_spec(policy: AssignedPolicy, config: Config) -> TransitionSpec:
-    """Returns the spec of a policy's transitions. Raises ValueError if learner.reward_norm needs an extra's name."""
+    """Returns the spec of a policy's transitions. Raises ValueError if an extra has the name RETURN."""
     spec = policy.transition
     if config.learner_of(policy.name).reward_norm == "off":
         return spec
@@ -101,7 +101,7 @@ def create_transitions(
     source, durable = policy.source, config.replay.durable
     other_kind = saved if durable else durable_note(saved)
     if os.path.lexists(other_kind):
-        expected = f"resume: expected replay.durable {not durable}, as the run had it, got {durable}"
+        expected = f"resume: expected replay.durable {not durable}, as in the run so far, got {durable}"
         raise ValueError(f"{expected}; to begin with an empty replay, remove {str(other_kind)!r}")
     if not isinstance(source, QueueSource):
         replay = _create_replay(stack, policy, config, saved)
@@ -116,8 +116,8 @@ def _create_queue(
 ) -> TrajectoryQueue:
     """Makes a policy's queue, or attaches to its durable one.
 
-    Each lane of a durable queue has room for a whole batch, and for as many rows that await the next checkpoint. Its
-    cursor is set to the last checkpoint's before actors add rows (see `TrajectoryReader.commit`).
+    Each lane of a durable queue has room for a whole batch, and for as many read rows that await the next checkpoint.
+    The queue's cursor is set to the last checkpoint's before actors add rows (see `TrajectoryReader.commit`).
     """
     lanes, config = len(policy.agents) * config.lanes, config.of(policy.name)
     durable, spec = config.replay.durable, transition_spec(policy, config)
@@ -132,7 +132,7 @@ def _create_queue(
     queue = _durable_lanes(stack, policy, config, saved, TrajectoryQueue, create)
     if queue.lanes != lanes or queue.capacity < rows * lanes:
         expected = f"resume: expected a configuration that fits {policy.name}'s queue of {queue.lanes} lanes and"
-        got = f"got one of {lanes} and {rows * lanes}"
+        got = f"got {lanes} lanes and {rows * lanes} rows"
         raise ValueError(f"{expected} {queue.capacity} rows, {got}; {_begin_empty(saved)}")
     _agree(queue, source, config, saved)
     return queue
@@ -150,8 +150,8 @@ def _agree(queue: TrajectoryQueue, source: QueueSource, config: Config, saved: P
         with closing(reader_of(queue, source, config, state)) as reader:
             cursor = reader.state_dict()["cursor"]
     except ValueError as error:
-        expected = f"resume: expected {checkpoint} to be a checkpoint for {printable(queue.handle.path)}"
-        raise ValueError(f"{expected}, got another one ({error}); {_begin_empty(saved)}") from None
+        expected = f"resume: expected a checkpoint for the queue {printable(queue.handle.path)}"
+        raise ValueError(f"{expected}, got {str(checkpoint)!r} ({error}); {_begin_empty(saved)}") from None
     if _knows(state, queue) and (state["reader"]["cursor"].numpy() != cursor).any():
         state["reader"]["cursor"].numpy()[:] = cursor
         save_checkpoint(checkpoint, state)
@@ -235,7 +235,7 @@ def _durable_lanes(
         stack.enter_context(attached)
         return attached
     if known is not None:
-        log.warning("resume: the %s of %s is not there, and begins empty: %s", kind.kind, printable(policy.name), file)
+        log.warning("resume: the %s of %s is missing and begins empty: %s", kind.kind, printable(policy.name), file)
     try:
         lanes = create(path=file, durable=Durable())
     except ValueError as error:  # of the path or the capacity

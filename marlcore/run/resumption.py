@@ -116,7 +116,7 @@ class ResumedRun(NewRun):
             checkpoint = directory.checkpoint_path(name)
             Hold(checkpoint, "", 0).end()  # from now on, a learner still alive on another machine cannot save
             if not os.path.lexists(checkpoint) and name not in self._launch.initial:
-                log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", printable(name))
+                log.warning("resume: %s has no checkpoint yet, so its learner starts from scratch", printable(name))
         policies = [policy for policy in self._spec.policies if policy.name not in self._spec.recorded]
         replays = [policy.name for policy in policies if isinstance(policy.source, ReplaySource)]
         paths = {name: directory.replay_path(name) for name in replays}

@@ -37,7 +37,7 @@ class Result:
         run_dir: the directory of its metrics, checkpoints and curves.
         steps: the steps that all agents together have taken.
         updates: by policy, the updates of its learner.
-        returns: by agent, the mean return of the episodes that ended in the last tenth of the run; if none ended there,
+        returns: by agent, the mean return of the episodes that ended in the last tenth of the run; if none ended then,
             of the last tenth of the agent's episodes, at least one; NaN if no episode of the agent ended.
         lost_metrics: metrics overwritten before they were written to metrics.csv.
         lost: by sink, metrics in metrics.csv that the sink has not taken: it was too slow, hung or raised.
@@ -133,7 +133,7 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether the run has ended, so that `wait` returns or raises at once."""
+        """Whether the run has ended; `wait` then returns or raises at once."""
         return self._result.done()
 
     def status(self) -> Status:

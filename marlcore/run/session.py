@@ -93,7 +93,7 @@ class Session:
         }
 
     def _memory(self, stack: ExitStack, beginning: NewRun) -> Memory:
-        """Makes this machine's segments. A resumed run continues the versions of weights, which saved rows hold."""
+        """Makes this machine's segments. A resumed run keeps counting weight versions, since saved rows hold them."""
         spec, directory, transitions, weights, saved = self.spec, self.directory, {}, {}, {}
         for policy in spec.policies:
             model, version, publishes = beginning.model_of(policy)

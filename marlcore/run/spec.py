@@ -94,7 +94,7 @@ def acting_spec(env_fn: Callable[[], Any] | str, algorithm: Algorithms, config: 
     spec = assigned(factory(env_fn), algorithm, config)
     _check_policies(spec)
     if any(getattr(policy.algorithm, "imitates", False) for policy in spec.policies):
-        raise ValueError("algorithm: expected one that learns from rewards; this one imitates: use train_offline")
+        raise ValueError("algorithm: expected an algorithm that uses rewards, got one that imitates; use train_offline")
     return _checked(spec)
 
 
@@ -102,7 +102,7 @@ def recorded_spec(
     replay: ReplayBuffer | Mapping[str, ReplayBuffer], updates: int,
     env_fn: Callable[[], Any] | str | Spaces, algorithm: Algorithms, config: Config,
 ) -> RunSpec:  # fmt: skip
-    """Returns a spec with `updates` of each policy on recorded data. Raises ValueError, TypeError, NotEnoughData."""
+    """Makes the spec of a run on recorded data, `updates` per policy. Raises ValueError, TypeError, NotEnoughData."""
     check_whole("updates", updates)
     config = applied_offline(config)
     if isinstance(env_fn, Spaces):
@@ -167,7 +167,7 @@ def _with_joint_observations(spec: RunSpec, algorithm: Algorithms) -> RunSpec:
     for policy in spec.policies if spec.config.self_play.roles else ():
         if not any(getattr(policy.algorithm, name, False) for name in ("wants_joint", "wants_team")):
             raise ValueError(
-                "algorithm: expected one that trains teams or has a joint critic, for each policy of this league, "
+                "algorithm: expected an algorithm with teams or a joint critic for each policy of this league, "
                 f"got {type(policy.algorithm).__name__} for {policy.name!r}"
             )
     make_env = JointObservations(spec.env_fn, tuple(dict.fromkeys(chain(*joint))))
@@ -204,7 +204,7 @@ def _with_data(spec: RunSpec, replays: ReplayBuffer | Mapping[str, ReplayBuffer]
         replays = {spec.names[0]: replays}
     if not isinstance(replays, Mapping) or replays.keys() != {*spec.names}:
         several = len(spec.names) > 1
-        expected = f"a dict of one for each of the policies {spec.names}" if several else "a ReplayBuffer"
+        expected = f"a dict of ReplayBuffers for the policies {spec.names}" if several else "a ReplayBuffer"
         raise TypeError(f"replay: expected {expected}, got {brief(replays)}")
     for policy in spec.policies:
         _check_data(replays[policy.name], policy, spec.config)
@@ -216,9 +216,9 @@ def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> N
     check_type("replay", data, ReplayBuffer, expected=f"a ReplayBuffer for {policy.name}")
     if isinstance(source, QueueSource):
         name = type(policy.algorithm).__name__
-        raise ValueError(f"algorithm: expected one that learns from others' transitions, got {name}")
+        raise ValueError(f"algorithm: expected an algorithm that learns from recorded data, got {name}")
     if data.limiter is not None:
-        raise ValueError(f"replay: expected one without a limiter, got {data.limiter}")
+        raise ValueError(f"replay: expected a replay without a limiter, got {data.limiter}")
     spec = replace(policy.transition, next_obs=data.spec.next_obs)
     extras = {name: field for name, field in data.spec.extras.items() if name in spec.extras}
     if (used := replace(data.spec, extras=extras)) != spec:
@@ -230,7 +230,7 @@ def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> N
     if refused is not None:
         raise ValueError(
             f"replay action: expected one of {policy.spaces.action}, counted from 0, got {actions[refused].tolist()}; "
-            "`ReplayBuffer.from_episodes(action_space=)` counts those of a space that starts at another number"
+            "`ReplayBuffer.from_episodes(action_space=)` shifts actions of spaces with another start"
         )
 
 
@@ -263,7 +263,7 @@ def _checked(spec: RunSpec) -> RunSpec:
 
 
 def _check_script(policy: AssignedPolicy, config: Config) -> None:
-    """Raises ValueError or TypeError if the setting names no usable script, or rows need extras it cannot compute."""
+    """Raises ValueError or TypeError if the setting names no usable script, or rows need extras that scripts lack."""
     script = config.of(policy.name).exploration.script
     if script is None:
         return

@@ -100,7 +100,7 @@ def pool_store(model: PolicyModel, slots: int, extras: dict[str, Any], run_dir: 
     with ClosedAfterError(store), store.publisher(model.acting) as publisher:
         for number in numbers:
             path = opponent_path(run_dir, policy, number)
-            state = load_opponent(path, model, f"resume: expected an opponent of {policy}'s network")
+            state = load_opponent(path, model, f"resume: expected an opponent with {policy}'s network")
             publisher.publish(**{name: state["numbers"].get(name, 0.0) for name in extras})
     return store
 

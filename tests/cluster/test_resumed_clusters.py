@@ -63,7 +63,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "one machine": ({"cluster": NODES, "actor": NONE_HERE}, {"actor": ALONE}),
     "a cluster": ({"actor": ALONE}, {"cluster": NODES, "actor": NONE_HERE}),
 }  # fmt: skip
-OF_ROWS = "its saved replays have such rows; it can change without checkpoints"
+OF_ROWS = "the run's saved replays depend on it; to change it, remove checkpoints"
 
 
 def resumed(run_dir: Path, before: dict[str, Any], now: dict[str, Any], saved: bool = False) -> None:
@@ -84,7 +84,7 @@ def test_a_run_may_change_its_machines(case: str, tmp_path: Path) -> None:
 def test_saved_replays_keep_the_machines_of_their_lanes(name: str, now: int, tmp_path: Path) -> None:
     label = name.partition(" ")[0]
     changed = {"cluster": replace(NODES, **{label: now})}
-    says = f"resume: expected cluster.{name}, as the run had it, got {now}: {OF_ROWS}"
+    says = f"resume: expected cluster.{name}, as in the run so far, got {now}: {OF_ROWS}"
     check_refused(lambda: resumed(tmp_path / "run", {"cluster": NODES}, changed, saved=True), ValueError, says)
 
 

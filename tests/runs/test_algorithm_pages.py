@@ -131,7 +131,7 @@ def test_the_overview_is_right_about_several_agents(tmp_path: Path, name: str) -
     assert told["shared policy"] == "yes"
     if told["recorded data"] == "only":
         assert told["self-play"] == "-"
-        with pytest.raises(ValueError, match=r"^algorithm: expected one that learns from rewards"):
+        with pytest.raises(ValueError, match=r"^algorithm: expected an algorithm that uses rewards"):
             runs.train(tmp_path, env_fn, algorithm, self_play=PLAY)
         assert imitated_by_both(tmp_path, env_fn, algorithm).updates == {"both": 20}
         return

@@ -158,7 +158,7 @@ BEYOND = Faulty(lambda action: action._replace(action=action.action + 10))
 @pytest.mark.parametrize(
     ("algorithm", "env_fn", "says"),
     [
-        (ReplacesWeights(), HUNT, "make_trainer: expected it to change the model's tensors in place"),
+        (ReplacesWeights(), HUNT, "make_trainer: expected the model's tensors to be changed in place"),
         (NO_LOSS(), HUNT, r"update of the trainer: expected the metric 'loss', got \['lozz'\]"),
         (NO_UPDATE(), HUNT, "update of the trainer: expected an mc.Update, got"),
         (BEYOND, CARTPOLE, r"action of the algorithm: expected an action of Discrete\(2\), got 1"),

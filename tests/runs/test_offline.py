@@ -96,7 +96,7 @@ def test_a_run_evaluates_and_resumes(tmp_path, mode):
     evaluated = [metric.step for metric in metrics_of(result.run_dir) if metric.name == "eval_return"]
     assert evaluated[-1] == 90 and (mode == "async" or len(evaluated) > 2)
     assert set(mc.evaluate(result.run_dir, episodes=2, which="best").mean) == {"agent_0"}
-    says = "resume: expected actor.processes 0, as the run had it, got 1: a run on recorded data has no actors"
+    says = "resume: expected actor.processes 0, as in the run so far, got 1: a run on recorded data has no actors"
     resume = {"progress": False, "resume": tmp_path / "run"}
     check_refused(lambda: mc.train(CARTPOLE, "dqn", config_in(tmp_path), **resume), ValueError, says)
 
@@ -191,12 +191,12 @@ def offline(algorithm, env_fn=CARTPOLE, updates=30, **changes):
 REFUSED: dict[str, Refused] = {
     "updates": (offline("dqn", updates=0), ValueError, "updates: expected an integer of at least 1, got 0"),
     "replay": (lambda folder, _: train(folder, 3, "dqn"), TypeError, "replay: expected a ReplayBuffer, got 3"),
-    "policies": (offline("dqn", HUNT), TypeError, "replay: expected a dict of one for each of the policies ['"),
-    "limiter": (limited, ValueError, "replay: expected one without a limiter, got RateLimiter("),
+    "policies": (offline("dqn", HUNT), TypeError, "replay: expected a dict of ReplayBuffers for the policies ['"),
+    "limiter": (limited, ValueError, "replay: expected a replay without a limiter, got RateLimiter("),
     "an action": (beyond, ValueError, "replay action: expected one of Discrete(2), counted from 0, got 2"),
     "spec": (offline("td3", PENDULUM), ValueError, "replay spec obs: expected float32 (3,), got float32 (4,)"),
     "state": (offline("r2d2"), ValueError, "expected float32 (64,) every 20, got none"),
-    "ppo": (offline("ppo"), ValueError, "algorithm: expected one that learns from others' transitions, got PPO"),
+    "ppo": (offline("ppo"), ValueError, "algorithm: expected an algorithm that learns from recorded data, got PPO"),
     "stack": (offline("dqn", replay={"stack": 500}), ValueError, "stack"),
     "returns": (
         offline("dqn", stop={"patience": 9}), ValueError,

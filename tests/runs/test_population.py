@@ -166,7 +166,7 @@ def test_a_population_cut_at_any_write_goes_on(tmp_path: Path, monkeypatch: pyte
     assert [member.steps for member in members] == [40, 40]
     check_refused(
         lambda: train(tmp_path, chosen, total_steps=40, resume=True), ValueError,
-        "total_steps: expected more, since no member has steps left to take, got 40",
+        "total_steps: expected a larger number, since no member has steps left to take, got 40",
     )  # fmt: skip
     says = "/run', which holds the runs ['member-0', 'member-1']"
     check_refused(lambda: mc.load_policy(tmp_path / "run", "agent_0"), ValueError, says)
@@ -190,20 +190,20 @@ test_what_no_population_can_do_is_refused = refusals({
     "a value out of its range": (asking({"learner.gamma": mc.Uniform(0.9, 1.5)}), "learner.gamma: expected a number"),
     "another network": (
         asking({"algorithm.hidden": mc.Choice((8,), (9,))}),
-        "got 'algorithm.hidden', whose value (9,) changes its network or its saved replays",
+        "got 'algorithm.hidden', whose value (9,) changes the run's network or saved replays",
     ),
     "another limiter of a saved replay": (
         asking({"learner.batch_size": mc.Choice(16, 32)}, replay={"save": True}),
-        "got 'learner.batch_size', whose value 32 changes its network or its saved replays",
+        "got 'learner.batch_size', whose value 32 changes the run's network or saved replays",
     ),
     "what a resumed run keeps": (
-        asking({"replay.stack": mc.Choice(1, 2)}), "others than 'replay.stack': its networks take so many",
+        asking({"replay.stack": mc.Choice(1, 2)}), "may vary, got 'replay.stack': the run's networks depend on it",
     ),
     "what the population sets": (
-        asking({"seed": mc.Choice(1, 2)}, "random"), "settings: expected others than 'seed': the",
+        asking({"seed": mc.Choice(1, 2)}, "random"), "settings: expected settings that may vary, got 'seed': the",
     ),
     "what its members share": (
-        asking({"stop.episodes": mc.Choice(1, 3)}), "others than 'stop.episodes': all members share it",
+        asking({"stop.episodes": mc.Choice(1, 3)}), "may vary, got 'stop.episodes': all members share it",
     ),
     "numbers that no file holds": (
         asking({"algorithm.learning_rate": mc.Choice(np.float32(1e-3), 1e-2)}),
@@ -247,7 +247,7 @@ def test_a_segment_that_ctrl_c_cut_is_not_scored(tmp_path: Path) -> None:
 def test_one_program_at_a_time_works_in_a_population(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with working_in(tmp_path / "run", "population"):
-        says = "run_dir: expected one in which no other population works, got "
+        says = "run_dir: expected a directory in which no other population works, got "
         check_refused(lambda: train(tmp_path, population()), ValueError, says)
         assert (tmp_path / "run").is_dir(), "it belongs to the one that works"
 

@@ -107,7 +107,7 @@ def test_two_uniform_populations_are_exploited(tmp_path: Path) -> None:
     """The control, with the same responses; the games that continue are of another number of populations."""
     row, column = strategies(pennies(tmp_path, 2, meta_solver="uniform", min_gain=None))
     assert (Pennies.payoffs @ column).max() - (row @ Pennies.payoffs).min() > 0.5
-    with refused(ValueError, "resume: expected a psro of 1 populations, got one of 2"):
+    with refused(ValueError, "resume: expected a psro of 1 populations, got 2"):
         psro(folder=str(tmp_path), resume=tmp_path)
 
 
@@ -244,7 +244,7 @@ def test_another_meta_solver_mixes_what_is_there(tmp_path: Path) -> None:
     again = respond(tmp_path, 1, games=9, meta_solver=lambda payoffs: np.eye(len(payoffs))[-1], resume=tmp_path)
     assert again.mixture.tolist() == [0.0, 1.0]
     assert json.loads((tmp_path / "psro.json").read_text())["mixture"] == [0.0, 1.0]
-    with pytest.raises(ValueError, match=r"^resume: expected one of main's network, got "):
+    with pytest.raises(ValueError, match=r"^resume: expected weights of main's network, got "):
         mc.psro(GAME, replace(DQN, hidden=(8,)), settings(tmp_path), iterations=2, progress=False, resume=tmp_path)
 
 
@@ -304,14 +304,14 @@ REFUSED: dict[str, Refused] = {
         lambda: psro(run={"evaluation": {"interval": 9}}), ValueError, "config.evaluation: expected the default, since"
     ),
     "nothing to resume": (lambda: psro(folder="/n", resume="/n"), ValueError, "resume: expected the directory of a p"),
-    "another one": (lambda: psro(resume="/proc"), ValueError, "run_dir: expected None or that of the psro that conti"),
+    "another one": (lambda: psro(resume="/proc"), ValueError, "run_dir: expected None or the directory of the resume"),
 }  # fmt: skip
 test_bad_input_is_refused = refusals(REFUSED)
 
 
 def test_a_refused_psro_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "new"
-    says = "algorithm: expected one without teams or joint critics, of two populations, got MAPPO"
+    says = "algorithm: expected no team and no joint critic with two populations, got MAPPO"
     for env_fn, agents in (("gymnasium:CartPole-v1", 1), (partial(Contest, 3), 3)):
         names = [f"agent_{i}" for i in range(agents)]
         with refused(ValueError, f"env_fn: expected a game of two agents, got {names}"):

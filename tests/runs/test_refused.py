@@ -129,7 +129,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "self_play: expected agents of one policy to have equal spaces": lambda: played(
         "pettingzoo-parallel:mpe2.simple_adversary_v3"
     ),
-    "a joint critic, for each policy of this league, got PPO for 'rival'": lambda: played(
+    "a joint critic for each policy of this league, got PPO for 'rival'": lambda: played(
         RockPaperScissors, algorithm={"main": mc.MAPPO(), "rival": mc.PPO()},
         roles={"main": "main", "rival": "main_exploiter"}, learner=mc.LearnerConfig(), replay=mc.ReplayConfig(),
     ),
@@ -183,7 +183,7 @@ SETTINGS: dict[str, Refused] = {
     **{
         f"device {device}": (partial(mc.ActorConfig, device=device), f"device: expected {expected}, got {device}")
         for device, expected in (
-            (("cpu", "cuda:0"), "at most one for each of 1 processes"),
+            (("cpu", "cuda:0"), "no more devices than 1 processes"),
             ((), "a device, or a tuple of devices"),
             (("cpu", 1), "a device, or a tuple of devices"),
         )

@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         partial(train, run_dir="nosuch://x"), ValueError, "run_dir: expected an address that fsspec knows, got 'nosuch",
     ),
     "no run": (partial(train, resume="memory://x"), ValueError, "resume: expected the address of a run, got 'memory:"),
-    "code": (lambda: described_run(ADDRESS), ValueError, "trust: expected trust=True or --trust for a run elsewhere"),
+    "code": (lambda: described_run(ADDRESS), ValueError, "trust: expected trust=True or --trust for a remote run"),
     "seeds": (
         lambda: mc.train_seeds(HUNT, "dqn", changed(SMALL, run_dir=ADDRESS), [0, 1]), ValueError,
         "run_dir: expected a directory of this machine, got 'memory://bucket/demo'",

@@ -299,7 +299,7 @@ CHANGED: dict[str, Callable[[Path], object]] = {
     "a dangling link": a_lost_file,
 }
 LEFT = "total_steps: the run is complete; to continue it, expected more than the 300 steps that the run has taken, got "
-HAD = ", as the run had it, got "
+HAD = ", as in the run so far, got "
 RESUMED: dict[str, tuple[dict[str, Any], str]] = {
     "another algorithm": ({"algorithm": "iqn"}, f"resume: expected algorithm 'DQN'{HAD}'IQN'"),
     "other policies": ({"policies": {"agent_0": "a", "agent_1": "a"}}, f"resume: expected policies None{HAD}"),
@@ -311,13 +311,13 @@ RESUMED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "normalization of a policy": (
         {"learners": {"agent_1": mc.LearnerConfig(obs_norm="running")}},
-        f"resume: expected learners.agent_1.obs_norm 'off'{HAD}'running': its networks were trained on such observ",
+        f"resume: expected learners.agent_1.obs_norm 'off'{HAD}'running': the run's networks depend on it",
     ),
-    "stacks": ({"replay": replace(SAVED, stack=2)}, f"expected replay.stack 1{HAD}2: its networks take so many"),
+    "stacks": ({"replay": replace(SAVED, stack=2)}, f"expected replay.stack 1{HAD}2: the run's networks depend on it"),
     "rows for a saved replay": (
         {"replay": replace(SAVED, capacity=4000)},
-        f"replay.capacity 2000{HAD}4000: its saved replays have such rows; it can change without checkpoints/*.replay "
-        "and *.durable",
+        f"replay.capacity 2000{HAD}4000: the run's saved replays depend on it; to change it, remove "
+        "checkpoints/*.replay and *.durable",
     ),
     "a hyperparameter of the network": (
         {"algorithm": mc.DQN(hidden=(16, 8), tau=0.5)},  # tau may change
@@ -371,9 +371,9 @@ def test_a_checkpoint_with_wrong_or_missing_parts_is_named(folder: Path) -> None
 
 POLICIES = assign({"agent_0": Spaces(Box(-1, 1, (3,)), Discrete(2))}, None, mc.DQN(), stack=1)
 DESCRIBED = {
-    "algorithm: expected one that can be imported, got __main__:Mine": {"algorithm": "__main__:Mine"},
-    "environment: expected one that can be imported, got __main__:make": {"env": "__main__:make"},
-    "environment: expected one that can be imported": {"env": "mine:ways.<locals>.<lambda>"},
+    "algorithm: expected a name that can be imported, got __main__:Mine": {"algorithm": "__main__:Mine"},
+    "environment: expected a name that can be imported, got __main__:make": {"env": "__main__:make"},
+    "environment: expected a name that can be imported": {"env": "mine:ways.<locals>.<lambda>"},
     "hyperparameter tau: <function decay> cannot be": {"hyperparameters": {"tau": {"repr": "<function decay>"}}},
     "colour": {"hyperparameters": {"colour": 1}},
     "option cells: {1, 2} cannot be recreated": describe(

@@ -122,7 +122,7 @@ def test_a_wait_between_actions_gives_learners_turns(tmp_path: Path, monkeypatch
 def test_a_thousand_episodes_are_counted(tmp_path: Path, mode: str) -> None:
     changes = {"total_steps": 10**6, "stop": {"episodes": 1_000}, "actor": {"envs": 20}}
     result = train(tmp_path, Corridor, mode=mode, **changes)
-    assert result.stopped.startswith("stop.episodes: 1,000 have ended") and result.steps >= 5_000
+    assert result.stopped.startswith("stop.episodes: 1,000 episodes have ended") and result.steps >= 5_000
     returns = values_of(result.run_dir, "episode_return")
     assert len(returns) >= 1_000 and set(returns) == {5.0} and not any(result.restarts.values())
 

@@ -304,7 +304,7 @@ def test_an_opponent_of_another_network_is_refused(tmp_path: Path) -> None:
     acting = torch.load(saved, weights_only=True)["acting"]
     change_checkpoint(saved, acting={**acting, "model.mark": torch.zeros(2)})
     again = partial(train, tmp_path, total_steps=800, self_play=pool, resume=True)
-    check_refused(again, ValueError, "resume: expected an opponent of main's network, got ")
+    check_refused(again, ValueError, "resume: expected an opponent with main's network, got ")
     assert torch.load(saved, weights_only=True)["acting"]["model.mark"].shape == (2,)
 
 
@@ -315,8 +315,8 @@ def test_a_resumed_run_keeps_anchors_parts_and_its_best(tmp_path: Path) -> None:
     settings["evaluation"] = mc.EvaluationConfig(interval=200, episodes=4)
     train(tmp_path, total_steps=400, **settings)
     assert {"eval_return/anchor:weak", "eval_return/pool"} < newest_values(tmp_path / "run").keys()
-    others, had = replace(play, anchors={"arena:Counted": 0.5}), "as the run had it, got"
-    was = f"resume: expected self_play.anchors ['arena:weak'], {had} ['arena:Counted']: its table"
+    others, had = replace(play, anchors={"arena:Counted": 0.5}), "as in the run so far, got"
+    was = f"resume: expected self_play.anchors ['arena:weak'], {had} ['arena:Counted']: the run's table"
     for changes, says in (
         ({"self_play": others}, was),
         ({"replay": mc.ReplayConfig(save=True)}, f"mixture {{'anchor': 0.5, 'pool': 0.5}}, {had} {{}}"),

@@ -220,14 +220,14 @@ def test_a_condition_ends_a_run(tmp_path: Path, mode: str, stop: dict[str, Any])
 def test_a_resumed_run_must_not_have_met_its_conditions(tmp_path: Path) -> None:
     """Episodes of its earlier part count."""
     first = train(tmp_path, stop={"episodes": 3})
-    says = "stop: expected conditions that the resumed run has not met, got stop.episodes: 3 have ended"
+    says = "stop: expected conditions that the resumed run has not met, got stop.episodes: 3 episodes have ended"
     check_refused(lambda: runs.train(tmp_path, HUNT, resume=True, stop={"episodes": 3}), ValueError, says)
     more = runs.train(tmp_path, HUNT, resume=True, stop={"episodes": 9})
-    assert more.steps > first.steps and more.stopped == "stop.episodes: 9 have ended"
+    assert more.steps > first.steps and more.stopped == "stop.episodes: 9 episodes have ended"
 
 
 def test_a_condition_of_evaluations_needs_some() -> None:
     stop = mc.StopConfig(metric="agent_0/eval_return", threshold=3.0)
-    says = "stop.metric: expected a metric of a run whose evaluation.interval is 0, got 'agent_0/eval_return'"
+    says = "stop.metric: expected a metric of a run without evaluations, got 'agent_0/eval_return'"
     check_refused(lambda: mc.Config(stop=stop), ValueError, says)
     assert mc.Config(stop=stop, evaluation=mc.EvaluationConfig(seconds=5.0)).stop.watches("agent_0", "eval_return")

@@ -92,7 +92,7 @@ class Background:
     def close(self, timeout: float = CLOSE_S) -> None:
         """Ends the sink; waits at most `timeout` seconds and, if events are still queued, CLOSE_S more for the events.
 
-        Metrics that are still queued then are lost. If the sink has not ended, logs this and leaves it.
+        Metrics that are still queued after that are lost. If the sink has not ended by then, logs this and leaves it.
         """
         self.end()
         if self._thread is None:
@@ -173,7 +173,7 @@ class Sinks:
             sink.record(metric)
 
     def announce(self, event: Event) -> None:
-        """Queues an event for all sinks but metrics.csv, after the metric that completes it."""
+        """Queues an event for all sinks except metrics.csv, after the metric that completes it."""
         for sink in self._others:
             sink.announce(event)
 
@@ -183,7 +183,7 @@ class Sinks:
             sink.flush()
 
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Closes all sinks but metrics.csv within `timeout` seconds, and logs their losses; closing twice is fine."""
+        """Closes every `Background`, with one `timeout` for all, and logs lost metrics. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -210,7 +210,7 @@ class Sinks:
 def open_sinks(
     csv: CsvSink, run_dir: Path, config: MetricsConfig, make_callback: Callable[[], Sink] | None = None
 ) -> Sinks:
-    """Returns the configured sinks and the callback's sink, each of which is made at the first metric.
+    """Returns the configured sinks and the callback's sink; all except metrics.csv are made at the first metric.
 
     Raises ValueError if a sink cannot be used.
     """

@@ -127,7 +127,7 @@ def each_metric(path: str | Path) -> Iterator[Metric]:
     size, crc = _saved(Path(path))
     data = read_regular(path)  # read after the saved progress, since a live run appends
     if len(data) < size or zlib.crc32(memoryview(data)[:size]) != crc:
-        raise ValueError(f"{str(path)!r}: expected its first {size:,} bytes as the run wrote them, got changed ones")
+        raise ValueError(f"{str(path)!r}: expected its first {size:,} bytes as the run wrote them, got changed bytes")
     data = data[: data.rfind(b"\n") + 1]
     lines = _lines(data)
     if header != expected or not next(lines, ""):

@@ -78,7 +78,7 @@ class ReplayBatches:
         return {"rows": len(self._replay), **sums}
 
     def save(self, version: int) -> dict[str, Any]:
-        """Saves the replay, whose rows have weights up to `version`, then returns the sampler's state.
+        """Saves the replay, whose rows come from weights up to `version`; then returns the sampler's state.
 
         It does no harm if a kill leaves a replay that is newer than its checkpoint.
         """
@@ -124,8 +124,8 @@ def _entries(state: dict[str, Any], *names: str) -> dict[str, Any]:
 class QueueBatches(Batches):
     """Reads a learner's batches from a queue: each transition once, almost all from the newest weights.
 
-    A durable queue keeps its rows until a checkpoint with the reader's cursor is saved, from which a later learner
-    continues. Other queues are not saved: a resumed run begins with an empty queue.
+    A durable queue keeps its rows until a checkpoint with the reader's cursor is saved; a later learner continues
+    from this cursor. Other queues are not saved: a resumed run begins with an empty queue.
     """
 
     on_policy = True

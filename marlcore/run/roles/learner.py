@@ -193,7 +193,7 @@ def _trainer_of(policy: AssignedPolicy, model: PolicyModel, settings: LearnerCon
     published = addresses()
     trainer = policy.algorithm.make_trainer(model.whole)
     if addresses() != published:
-        raise ValueError("make_trainer: expected it to change the model's tensors in place, but it replaced some")
+        raise ValueError("make_trainer: expected the model's tensors to be changed in place, got new ones")
     if settings.compile == "off":
         trainer, reason = with_engine(trainer, settings.engine)
     else:
@@ -204,7 +204,7 @@ def _trainer_of(policy: AssignedPolicy, model: PolicyModel, settings: LearnerCon
 
 
 def compile_updates(trainer: Any, module: torch.nn.Module, mode: str, prioritized: bool) -> str:
-    """Compiles a trainer's model, and captures its steps if it can and the mode has CUDA graphs; returns the reason."""
+    """Compiles a trainer's model, with whole steps as CUDA graphs if mode and trainer allow; says how, for the log."""
     if mode not in CUDA_GRAPHS or not can_capture(trainer):
         compile_model(module, mode)
         return "learner.compile"
@@ -240,7 +240,7 @@ def _restore_trainer(
 
 
 def _restore(model: PolicyModel, store: ParameterStore | None, state: Mapping[str, Any]) -> int:
-    """Loads the newer of checkpoint and published weights into a model; returns the number of updates behind them.
+    """Loads the newer of checkpoint and published weights into a model; returns how many updates made them.
 
     Without a store, loads the checkpoint.
     """

@@ -36,7 +36,7 @@ REFUSED = {
     "train --resume x --run-dir y": "--resume takes no --run-dir",
     "train --resume x --env y": "--resume takes no --env; see marlcore train --help",
     "train --parallel 2": "parallel: expected 1 without --seeds, got 2",
-    "train --seeds": "seeds: expected different ones, at least one, got []",
+    "train --seeds": "seeds: expected at least one seed, each seed once, got []",
     "train --settings /no": "settings: expected a YAML file, got '/no' (",
     "eval": "run_dir: expected a value, got none; see marlcore eval --help",
     "top --interval 0": "interval: expected a finite number of at least 0.05, got 0.0",

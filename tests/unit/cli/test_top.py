@@ -201,7 +201,7 @@ def test_a_run_that_is_about_to_start_is_waited_for(tmp_path, monkeypatch, capsy
 def test_a_run_that_has_ended_or_is_none_says_so(tmp_path, once):
     says = "run_dir: expected the run's directory on this machine, got 's3://bucket/demo'"
     check_refused(lambda: _find("s3://bucket/demo", once), ValueError, says)
-    says = "run_dir: expected one live run, got none of 'runs/nope'"
+    says = "run_dir: expected one live run, got none in 'runs/nope'"
     check_refused(lambda: _find("runs/nope", once=True), ValueError, says)
     with RunDirectory.create(tmp_path / "run", {}) as run:
         run.keep()

@@ -50,7 +50,7 @@ def test_every_path_is_absolute_before_an_environment_is_made(elsewhere, tmp_pat
 @pytest.mark.parametrize(("run_dir", "resume"), [("other", "run"), ("memory://run", "run"), ("run", "memory://run")])
 def test_another_directory_than_the_resumed_one_is_refused(run_dir, resume, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    says = f"run_dir: expected None or that of the run that continues, {resume!r}, got {run_dir!r}"
+    says = f"run_dir: expected None or the directory of the resumed run, {resume!r}, got {run_dir!r}"
     check_refused(lambda: mc.train(HUNT, "dqn", mc.Config(run_dir=run_dir), resume=resume), ValueError, says)
     assert not any(tmp_path.iterdir())
 
@@ -104,7 +104,7 @@ def test_a_seed_that_comes_twice_is_refused(tmp_path: Path) -> None:
     config = mc.Config(run_dir=str(tmp_path / "all"))
     serial, many = replace(config, mode="serial"), partial(mc.train_seeds, HUNT, "dqn")
     rows: list[Refused] = [
-        (partial(many, config, [1, 1]), "seeds: expected different ones, at least one, got [1, 1]"),
+        (partial(many, config, [1, 1]), "seeds: expected at least one seed, each seed once, got [1, 1]"),
         (partial(many, config, [1], parallel=0), "parallel: expected an integer of at least 1, got 0"),
         (partial(many, serial, [1, 2], parallel=2), "parallel: expected 1 in serial mode, whose"),
     ]

@@ -59,7 +59,7 @@ SPACES = [
     (BOX, gym.Dict({"a": DISCRETE}), "action space: expected a Box, Discrete, MultiBinary or MultiDiscrete, got D"),
     (BOX, gym.Sequence(DISCRETE), f"action space: expected {KINDS}, got Sequence("),
     (MASKED, DISCRETE, "action_mask: expected 3 values"),
-    (TWINS, DISCRETE, "observation space: expected keys whose names differ"),
+    (TWINS, DISCRETE, "observation space: expected parts with different names"),
     (gym.MultiDiscrete([[2, 2]]), DISCRETE, "observation space: expected a MultiDiscrete with one axis"),
     (MASKED, BOX, f"action_mask: expected none for the action space {BOX}"),
     (MASKED, gym.MultiBinary(4), "action_mask: expected none for the action space MultiBinary(4)"),

@@ -232,7 +232,7 @@ def test_a_best_checkpoint_is_replaced_as_a_whole(run_dir, monkeypatch):
     def fail(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="the earlier one is kept"):
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="the earlier file is kept"):
         patched.setattr("os.fsync", fail)
         add(kept, 6, 4.0)
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["a.best.pt"]  # as keep says

@@ -158,5 +158,5 @@ def test_a_population_keeps_what_it_began_with(tmp_path: Path, other: dict[str, 
     config = mc.PopulationConfig(settings=dict(RATE), size=2, method="random")
     Lineage.begun(tmp_path, config, 100, seed=1).write()
     (name,) = other
-    with pytest.raises(ValueError, match=rf"population.{name}: expected .*, as it began, got"):
+    with pytest.raises(ValueError, match=rf"population.{name}: expected .*, as at its start, got"):
         Lineage.read(tmp_path, replace(config, **other), 100, seed=1)

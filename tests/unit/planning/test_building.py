@@ -181,7 +181,7 @@ class Stuck:
 
 
 PROBABILITIES = "transition_probabilities: expected probabilities of at least 0 that sum to 1, got"
-LEVELS = "level_fct: expected every transition to lower the level, or every one to raise it, got"
+LEVELS = "level_fct: expected every transition to lower the level, or all to raise it, got level"
 BEHIND_A_LOOP = {0: {(0,): [(1.0, 1)]}, 1: {(0,): [(1.0, 2)]}, 2: {(0,): [(0.5, 3), (0.5, 1)]}}
 TWO_FAILURES = {0: {(0,): [(0.5, 1), (0.5, 2)]}, 1: {(0,): [(0.9, 3)]}, 2: {(0,): [None]}}
 WHERE = "in state 0 with profile (1, 0)"
@@ -199,7 +199,7 @@ REFUSED: list[Refused] = [
         f"{HASHABLE} {{'x': 1}}, a successor of 0 with profile (0, 1)"),
     (building(Table(1, 1, {0: {(0,): [(0.1, i) for i in range(1, 10)] + [(0.1, Stuck())]}}), workers=1), TypeError,
         "states: expected something that can be pickled (RuntimeError: no)"),
-    (building(Table(32, 2, {})), ValueError, "profiles: expected at most 2^31, got 2^32 of 32 agents"),
+    (building(Table(32, 2, {})), ValueError, "profiles: expected at most 2^31 profiles, got 2^32 for 32 agents"),
     (building(Table(0, 2, {})), ValueError, "agents: expected an integer of at least 1, got 0"),
     (building(Table(2, 0, {})), ValueError, "action_space.n: expected an integer of at least 1, got 0"),
     (levelled(lambda state: 4), ValueError, f"{LEVELS} 4 in state (0, "),

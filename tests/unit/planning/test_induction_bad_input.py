@@ -49,7 +49,7 @@ def lasting(durations: Callable[[int], list[float]]) -> dict[str, Any]:
 
 
 FIRST = "in state (0, (0, 0))"
-PROFILES = "believed: expected profiles of 2 actions below 3, got"
+PROFILES = "believed: expected profiles of 2 actions from 0 to 2, got"
 DURATIONS = f"durations: expected 4 finite numbers of at least 0 for profile (0, 0) {FIRST}, got"
 NUMBER, GAMMA = "a number of at least 0", "a number in (0, 1]"
 EACH: list[tuple[Callable[..., None], str, dict[str, Any]]] = [  # bad values of one argument
@@ -67,11 +67,11 @@ EACH: list[tuple[Callable[..., None], str, dict[str, Any]]] = [  # bad values of
 ]
 REFUSED: list[tuple[Callable[..., None], dict[str, Any], str]] = [
     (plan, {"goals": {0: []}}, "goals: expected at least one goal of agent 0, got none"),
-    (plan, {"goals": {}}, "agents: expected at least one"),
+    (plan, {"goals": {}}, "agents: expected at least one agent"),
     (plan, {"agents": [0, 0]}, "agents: expected each agent once, got [0, 0]"),
     (plan, {"agents": [2]}, "agents: expected agents from 0 to 1, got 2"),
     (plan, {"goals": {-1: [goal]}}, "agents: expected agents from 0 to 1, got -1"),
-    (plan, {"agents": [1]}, "goals: expected goals of agent 1, got those of [0]"),
+    (plan, {"agents": [1]}, "goals: expected goals of agent 1, got goals of the agents [0]"),
     (plan, {"robots": [2]}, "robots: expected agents from 0 to 1, got 2"),
     (plan, {"robots": [1, 1]}, "robots: expected each agent once, got [1, 1]"),
     (plan, {"robots": [0]}, "agents: expected agents that are no robots, got 0"),
@@ -85,12 +85,12 @@ REFUSED: list[tuple[Callable[..., None], dict[str, Any], str]] = [
     (plan, lasting(lambda outcomes: [-1.0] * outcomes), f"{DURATIONS} [-1.0, -1.0,"),
     (plan, lasting(lambda outcomes: [1.0]), f"{DURATIONS} [1.0]"),
     (plan, believing((0.5, (0, 1))),
-        f"believed: expected the sum 1, got 0.5 of the profiles [(0, 1)] {FIRST}, for action 0"),
+        f"believed: expected probabilities that sum to 1, got 0.5 for [(0, 1)] {FIRST}, for action 0"),
     (plan, believing((-0.5, (0, 1)), (1.5, (0, 2))),
-        f"believed: expected probabilities of at least 0, got -0.5 of profile (0, 1) {FIRST}"),
+        f"believed: expected probabilities of at least 0, got -0.5 for profile (0, 1) {FIRST}"),
     *((plan, believing((1.0, profile)), f"{PROFILES} {profile} in state") for profile in ((0, 7), (0, 0.5), (0,))),
-    (assist, {"power": True}, "power: expected negative values of the robots, got a Q"),
-    (assist, rewarding(lambda values: 1.0), " numbers, got ()"),
+    (assist, {"power": True}, "power: expected the robots' Q to be negative, got a Q"),
+    (assist, rewarding(lambda values: 1.0), "), got shape ()"),
     (assist, rewarding(lambda values: values * math.nan), "aggregate: expected finite numbers, got nan"),
     (assist, rewarding(lambda values: values - math.inf),
         "aggregate: expected finite numbers, got -inf in state ("),
@@ -121,7 +121,7 @@ def test_other_graphs_and_people_are_refused(graph: Graph) -> None:
         backward_induction(other, {0: [goal]}) as people,
     ):
         for call, says in (
-            (lambda: plan(bare), "graph: expected one with probabilities"),
+            (lambda: plan(bare), "graph: expected a graph with probabilities"),
             (lambda: robot_induction(graph, everybody, len), "people: expected at least one agent to be a robot"),
             (lambda: robot_induction(graph, people, len), " states, got another graph's policies"),
         ):

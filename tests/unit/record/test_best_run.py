@@ -47,10 +47,10 @@ def test_refuses(folder: Callable[..., Path]) -> None:
     runs = folder(one=[(10, "a", 1.0)])
     refused: dict[str, Refused] = {
         "empty": (partial(mc.best_run, runs / "one"), "runs: expected a directory that holds runs, got "),
-        "none": (partial(mc.best_run, []), "runs: expected at least one, got none"),
+        "none": (partial(mc.best_run, []), "runs: expected at least one run, got none"),
         "no run": (partial(mc.best_run, [runs]), "runs: expected directories of runs, got "),
-        "metric": (partial(mc.best_run, runs, "win"), "expected one that each run has, got 'win', which "),
-        "agent": (partial(mc.best_run, runs, agent="b"), "expected one that each run has of b, got "),
+        "metric": (partial(mc.best_run, runs, "win"), "expected a metric each run has, got 'win', which "),
+        "agent": (partial(mc.best_run, runs, agent="b"), "expected a metric each run has for b, got "),
     }
     for row in refused.values():
         check_row(row)

@@ -256,7 +256,7 @@ def test_an_edited_configuration_is_taken_and_said(tiny, tmp_path, caplog):
     path.write_text(path.read_text().replace('"seed": 1', '"seed": 2'))
     assert record.read_config(tmp_path) == {"seed": 2, "learner": {"lr": 0.001}}
     assert [record.getMessage() for record in caplog.records] == [
-        f"'{path}': expected the file as the run wrote it, got a changed or damaged one; it is used as it is"
+        f"'{path}': expected the file as the run wrote it, got a changed or damaged one; it is used all the same"
     ]
 
 

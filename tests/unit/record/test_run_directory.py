@@ -111,7 +111,7 @@ def test_a_file_that_finds_no_room_is_named_with_what_was_kept(tmp_path, earlier
     path = tmp_path / "agent_0.pt"
     if earlier:
         path.write_bytes(earlier)
-    kept = "the earlier one is kept" if earlier else "there is no earlier one"
+    kept = "the earlier file is kept" if earlier else "there is no earlier file"
     refused = pytest.raises(OSError, match=f"10,000 bytes were not written, {kept}: '{path}'$")
     with short_files(4096), refused as caught:
         write_atomically(path, bytes(10_000))
@@ -258,7 +258,7 @@ def test_a_user_who_may_only_read_a_run_cannot_block_it(run):
         assert try_lock(metrics.fileno(), 0, exclusive=False)
         folder = os.open(run.path, os.O_RDONLY)
         fcntl.flock(folder, fcntl.LOCK_EX)
-        with RunDirectory.resume(run.path), pytest.raises(ValueError, match="in which no other psro works"):
+        with RunDirectory.resume(run.path), pytest.raises(ValueError, match="a directory in which no other psro works"):
             assert (run.path / ".lock").stat().st_mode & 0o777 == 0o600 and not has_ended(run.path)
             with several.working_in(run.path, "psro"):
                 pass
