@@ -28,42 +28,23 @@ def test_the_actors_of_all_nodes_work_for_one_learner(drive: Drive) -> None:
 
 
 JOINS = """
-actors = mc.ActorConfig(processes=0, envs=2)  # all of them are on other machines
-config = configured(sys.argv[2], 10**9, cluster={"nodes_at_start": 1}, actor=actors)
-run = mc.start(slow, "dqn", config)
-print("working", flush=True)
-until(lambda: words(run, "node-1")[0] > 50, lambda: run.status().running)
-run.stop()
-told(run.wait())
+mc.train(slow, "dqn", configured(sys.argv[2], 10**9, cluster={"nodes_at_start": 1}), progress=False)
 """
 
 
 @LONG
-def test_a_node_that_joins_later_is_used(drive: Drive) -> None:
-    drive.nodes.remove(2)
-    driver = drive(JOINS)
-    assert driver.line() == "working"
-    drive.nodes.restart(2)
-    driver.finish()
-    assert left_on(drive.nodes) == NOTHING
-
-
-WORKS = """
-def say():
-    path = os.path.join(sys.argv[2], "metrics.csv")
-    until(lambda: os.path.exists(path) and "rows_per_s/node-0" in open(path).read())
-    print("working", flush=True)
-
-threading.Thread(target=say, daemon=True).start()
-mc.train(slow, "dqn", configured(sys.argv[2], 10**9, 1), progress=False)
-"""
-
-
-@LONG
-def test_a_run_that_a_signal_ends_leaves_nothing_on_any_node(drive: Drive) -> None:
+def test_a_node_that_joins_later_is_used_and_a_signal_leaves_nothing_on_any_node(drive: Drive) -> None:
     """SIGTERM, whose handler Ray replaces."""
-    driver = drive(WORKS)
-    assert driver.line() == "working"
+    drive.nodes.remove(2)
+    driver, metrics = drive(JOINS), drive.run_dir / "metrics.csv"
+
+    def await_rows(node: str) -> None:
+        name = f"rows_per_s/{node}"
+        until(lambda: metrics.exists() and any(values_of(drive.run_dir, name)), lambda: driver.running)
+
+    await_rows("node-0")
+    drive.nodes.restart(2)
+    await_rows("node-1")
     led_to = family(driver.pid)
     os.kill(driver.pid, signal.SIGTERM)
     until(lambda: not driver.running and not any(os.path.exists(f"/proc/{pid}") for pid in led_to))

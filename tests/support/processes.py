@@ -82,7 +82,7 @@ def await_group(group: int) -> None:
 def until(reached: Callable[[], Any], lives: Callable[[], bool] = lambda: True) -> Any:
     """Waits until `reached` is true, and returns that; a failure once `lives` is not.
 
-    Looks take at most a quarter of a core, which the processes waited for need.
+    Looks take at most a sixteenth of a core, which the processes waited for need.
     """
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -90,7 +90,7 @@ def until(reached: Callable[[], Any], lives: Callable[[], bool] = lambda: True) 
         if value := reached():
             return value
         assert lives() and time.monotonic() < deadline
-        time.sleep(max(0.01, 3 * (time.thread_time() - spent)))
+        time.sleep(max(0.01, 15 * (time.thread_time() - spent)))
 
 
 def kill_once(reached: Callable[[], Any], code: str, *arguments: object, beside: str) -> None:

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from network import Network
-from ray_nodes import end
+from ray_nodes import VARIABLES, end
 from whole_clusters import title_of
 
 from marlcore.closing import ClosedAfterError
 
 PORT = 6379
 OBJECT_STORE = 256 << 20  # bytes, of each host
-ENVIRONMENT = (
-    "RAY_worker_niceness=0",
-    "RAY_AUTH_MODE=disabled",  # else a token in the home directory would turn it on
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0",  # without it Ray warns of a later version
-)
+ENVIRONMENT = {
+    **VARIABLES,
+    "RAY_AUTH_MODE": "disabled",  # else a token in the home directory would turn it on
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it Ray warns of a later version
+}
 RAY = Path(sys.executable).with_name("ray")
 
 
@@ -36,7 +36,8 @@ class RayHosts(Network):
                 self.start(host)
 
     def within(self, host: int) -> list[str]:
-        return [*super().within(host), "env", f"RAY_TMPDIR={self.folder}", *ENVIRONMENT]
+        variables = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
+        return [*super().within(host), "env", f"RAY_TMPDIR={self.folder}", *variables]
 
     def start(self, host: int) -> None:
         """Starts Ray on a host, again too: what is left of an earlier start ends first."""

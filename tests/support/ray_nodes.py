@@ -24,6 +24,11 @@ from marlcore.processes import handlers_kept
 
 MARK = "MARLCORE_TEST_NODES"  # in the environment of every process of such a cluster
 OBJECT_STORE = 256 << 20  # bytes, of each node
+VARIABLES = {
+    "RAY_worker_niceness": "0",
+    # Idle workers, of which each driver has as many started as the head has cores: nearly all would stay idle.
+    "RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0",
+}  # fmt: skip
 
 
 class RayNodes(Closing):
@@ -46,10 +51,7 @@ class RayNodes(Closing):
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(self._folder), str(self._segments), str(cpus)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                env={
-                    **os.environ, MARK: str(self._folder), "RAY_TMPDIR": str(self._folder), "RAY_worker_niceness": "0",
-                    **env,
-                },
+                env={**os.environ, MARK: str(self._folder), "RAY_TMPDIR": str(self._folder), **VARIABLES, **env},
             )  # fmt: skip
         try:
             for _ in range(count):
