@@ -28,7 +28,7 @@ def kind_of(tensor: torch.Tensor) -> str:
 
 
 def register(array: NDArray[Any], device: torch.device) -> bool:
-    """Registers an array's memory with CUDA, once, until it is freed; returns whether CUDA has registered it."""
+    """Registers an array's memory with CUDA at the first call, until freed; returns whether it is registered."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     address = array.ctypes.data

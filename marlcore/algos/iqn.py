@@ -31,7 +31,7 @@ class IQN(FeedforwardQLearning):
     """Hyperparameters of IQN."""
 
     hidden: Layers = (64, 64)
-    """Units in each fully connected layer, at least one; the last is the head's, after the embedding."""
+    """Units in each fully connected layer, at least one; the head has the last, after the embedding."""
     n_cos: Units = 64
     """Cosines in a fraction's embedding, at least 1 (Dabney et al. 2018, equation 4)."""
     n_tau: AtLeast1 = 8

@@ -67,7 +67,7 @@ def let_in(used: Any) -> None:
 
 
 def at_first_use(inside: Inside, attach: Callable[[], None]) -> None:
-    """Makes an object's guarded calls run `attach` first, until it succeeds once; for the object's `forked()`."""
+    """For an object's `forked()`: makes guarded calls run `attach` first, until it succeeds once."""
     inside[_FORKED] = _refuse_torn if inside.keys() - {_FORKED} else attach
 
 

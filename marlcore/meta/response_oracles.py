@@ -185,7 +185,7 @@ class Oracles:
             path.parent.mkdir(mode=0o755, exist_ok=True)
             save_checkpoint(path, {**model.saved(), "updates": 0, "step": 0})
         save_policies(self.folder, self._make_env, self.policies, self._config)
-        payoff = self._payoff(0, 0)  # with one population, too: raises if the game is not zero-sum
+        payoff = self._payoff(0, 0)  # even with one population: raises if the game is not zero-sum
         if not self._shared:
             result.payoffs[:], result.half_widths[:] = payoff
 

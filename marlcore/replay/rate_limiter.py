@@ -123,7 +123,7 @@ class _Side:
     ) -> bool:  # fmt: skip
         """Waits until `rows` rows may pass the gate; returns False if the deadline comes before that.
 
-        At first, for at most BULK_S, waits until `bulk` more rows may pass, too. So the other side wakes this process
+        At first, for at most BULK_S, waits until `rows` + `bulk` may pass. So the other side wakes this process
         less often: a wake-up costs the time of adding twenty rows, but a batch often makes room for only ten.
         """
         soon = time.monotonic() + BULK_S

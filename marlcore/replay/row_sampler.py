@@ -218,7 +218,7 @@ class RowSampler:
     def state_below(self, tickets: Ints) -> dict[str, NDArray[Any]]:
         """Returns a state that depends on no row at or above `tickets`, int64 [lanes of the replay].
 
-        Other rows may take these tickets. So rows below them whose windows reach these tickets are left out, too.
+        It also leaves out lower rows whose windows reach `tickets`, since other rows may take those later.
         """
         state, first = self.state_dict(), self._view.geometry.first
         tickets = tickets[first : first + self._view.geometry.lanes]

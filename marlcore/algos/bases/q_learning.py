@@ -31,7 +31,7 @@ class QLearning(Hyperparameters):
     """Adam's step size, above 0, usually 1e-4 to 1e-3; a number or a schedule, such as
     "linear(2.5e-4, 0, 1000000)"."""
     hidden: Layers = (128, 64)
-    """Units in each fully connected layer, at least one layer, usually 64 to 512; the last is the head's."""
+    """Units in each fully connected layer, at least one layer, usually 64 to 512; the head has the last."""
     double: bool = True
     """Choose the next action by the network, evaluate it by the target network (van Hasselt et al. 2016)."""
     dueling: bool = True

@@ -39,7 +39,7 @@ class TeamQLearning(Windowed, QLearning):
     learning_rate: LearningRate = 5e-4
     """Adam's step size, above 0; a number or a schedule."""
     hidden: Layers = (64, 64)
-    """Units in each fully connected layer of a member's network, at least one layer; the last is the head's."""
+    """Units in each fully connected layer of a member's network, at least one layer; the head has the last."""
     dueling: bool = False
     """Estimate a member's state value and its actions' advantages separately (Wang et al. 2016)."""
     cell: Cell | None = None

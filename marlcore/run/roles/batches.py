@@ -157,7 +157,7 @@ class QueueBatches(Batches):
         return {"reader": state, "replay": self._queue.handle.nonce}
 
     def commit(self, checkpoint: Path) -> None:
-        """Lets actors overwrite the rows that the saved checkpoint covers, once its name is on the disk, too."""
+        """Puts the saved checkpoint's name on disk, then lets actors overwrite the rows that it covers."""
         if self._saved is not None:
             sync_directory(checkpoint.parent)
             self._reader.commit(self._saved)
