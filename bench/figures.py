@@ -107,7 +107,7 @@ def origin(figures: Mapping[str, Any]) -> str:
 
 
 def origins(records: Mapping[str, Any], *common: str) -> list[str]:
-    """A paragraph for all records that agree in the fields `common`; it names these records, unless all agree."""
+    """A paragraph for each group of records that agree in the fields `common`; it names them, unless all agree."""
     names_of: dict[str, list[str]] = {}
     for name, record in records.items():
         names_of.setdefault(origin({key: record[key] for key in common if key in record}), []).append(name)

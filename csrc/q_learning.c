@@ -1,4 +1,4 @@
-/* Updates of DQN, CQL and IQN; algos/bases/q_learning.py, cql.py and iqn.py do the same in torch. */
+/* Updates of DQN, CQL and IQN; in torch, see algos/bases/q_learning.py, algos/cql.py, algos/iqn.py. */
 #include <errno.h>
 #include <math.h>
 #include <stddef.h>

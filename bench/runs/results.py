@@ -78,7 +78,7 @@ def play_randomly(env_fn: Any, steps: int = 20_000) -> float:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--task", action="append", choices=list(TASKS), help="run only this task")
+    parser.add_argument("--task", action="append", choices=list(TASKS), help="run only this task; may be repeated")
     parser.add_argument("--seeds", default="0,1,2,3,4", help="with commas between")
     parser.add_argument("--mode", default="async", choices=["async", "serial"])
     parser.add_argument("--evaluate", action="store_true", help=f"play {EPISODES} greedy episodes after each run")

@@ -151,7 +151,7 @@ def speed(name: str, mode: Any) -> float:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--task", action="append", choices=list(TASKS), help="run only this task")
+    parser.add_argument("--task", action="append", choices=list(TASKS), help="run only this task; may be repeated")
     parser.add_argument("--seeds", default="0,1,2", help="with commas between")
     parser.add_argument("--speed", action="store_true", help="compare async with serial mode")
     parser.add_argument("--settings", help="a file of settings to train with, such as one of marlcore/presets")

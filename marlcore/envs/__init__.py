@@ -107,7 +107,7 @@ class NamedEnvironment:
         raise ValueError(f"environment: expected {KINDS}, got {brief(name)}{hint}")
 
     def function(self) -> Any:
-        """Returns the function that <module>:<function> names, or None. Raises ValueError if it cannot be imported."""
+        """Returns what a name <module>:<function> stands for, else None. Raises ValueError if it cannot be imported."""
         own = self.name.partition(":")[0] not in (*MAKERS, "atari") and is_importable(self.name)
         return resolve("environment", self.name) if own else None
 

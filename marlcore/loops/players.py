@@ -145,7 +145,7 @@ class PlayersByNumber:
 
 
 def joined(numbers: NDArray[Any], choose: Callable[[int, NDArray[np.bool_]], NDArray[Any]]) -> NDArray[Any]:
-    """Returns actions [k, ...] for k rows, grouped by `numbers`; calls `choose` once for each group, with its mask."""
+    """Returns actions [k, ...] for rows with numbers [k]; calls `choose` once per number, with the mask of its rows."""
     different = np.unique(numbers).tolist()
     chosen = [(rows := numbers == number, choose(number, rows)) for number in different]
     first = chosen[0][1]

@@ -41,7 +41,7 @@ def take_rollout(store: ParameterStore, memory: Any) -> None:
 
 
 def rings_for(memory: Any, copies: int) -> list[Buffer]:
-    """Makes a ring for each world copy; the first gets the memory's rows. One copy keeps a memory that is a Buffer."""
+    """Makes a ring for each world copy; the first gets the memory's rows. A Buffer serves one copy as its ring."""
     if is_rollout(memory):
         return []
     if isinstance(memory, Buffer) and copies == 1:
