@@ -380,7 +380,7 @@ def test_without_validation_torn_and_lapped_rows_are_seen(fault):
 def main(rows: int) -> bool:
     total = Counter()
     for words in (12, 48):
-        outcome = sample_live(list(KINDS), words, batch_size=256, rows=rows // 2, deaths=20)
+        outcome = sample_live(list(KINDS), words, batch_size=128, rows=rows // 2, deaths=20)  # of 192 rows
         print(f"{words} words a frame: {outcome}", flush=True)
         total += outcome.found
     print(f"{total.total()} faults")
