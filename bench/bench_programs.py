@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from marlcore.testing import check_env
@@ -102,9 +103,11 @@ def test_a_side_makes_the_updates_that_its_steps_call_for(row: str, name: str) -
 
 def test_a_rate_is_that_between_two_marks() -> None:
     """A side with too few updates has no rate."""
-    first, last = ([1.0, 10, 0], {}, 7.0), ([3.0, 4010, 1000], {}, 11.0)
-    found = peers.between(first, last, {}, Setting(updates_per_step=0.25))
+    busy, idle = psutil.Process(), psutil.Process(os.getppid())
+    first, last = ([1.0, 10, 0], {busy: 2.0}, 7.0), ([3.0, 4010, 1000], {busy: 3.0, idle: 0.03}, 11.0)
+    found = peers.between(first, last, {busy: "a", idle: "b"}, Setting(updates_per_step=0.25))
     assert (found["steps_per_s"], found["steps_per_cpu_s"]) == (2000.0, 1000.0)
+    assert (found["processes"], found["busy"]) == (2, ["a 0.50"])
     with pytest.raises(AssertionError):
         peers.between(first, last, {}, Setting(updates_per_step=0.5))
 

@@ -29,7 +29,7 @@ def field_docs(kind: type) -> Mapping[str, str]:
 
 
 def list_fields_in_doc(kind: type) -> None:
-    """Makes the class's `__doc__` list its fields after its own text; the source is read once `__doc__` is read."""
+    """Makes the class's `__doc__` list its fields after its own text; the source is read when `__doc__` is read."""
     known = vars(kind).get("__doc__")  # already a FieldsInDoc if `dataclass` makes the class again, with slots
     kind.__doc__ = known if isinstance(known, FieldsInDoc) else FieldsInDoc(known or "")  # type: ignore[assignment]
 

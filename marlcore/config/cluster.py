@@ -59,7 +59,7 @@ class ClusterConfig(Declared):
     nodes: Annotated[int, Whole(1)] = 1
     """Number of further machines whose actors work for the run; this machine has `actor.processes` actors."""
     nodes_at_start: Annotated[int | None, Whole(0)] = None
-    """Number of these machines that must be ready before the run starts; the others may join later. None: all."""
+    """Number of these machines that must be ready when the run starts; the others may join later. None: all."""
     actors_per_node: Annotated[int, Whole(1)] = 1
     """Number of actor processes on each of these machines; each process steps `actor.envs` environment copies."""
     resources: Annotated[dict[str, float], _resources] = field(default_factory=dict)

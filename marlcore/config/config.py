@@ -140,7 +140,8 @@ class Config(Declared):
                 raise ValueError(f"replay.clear_at_stage: expected names of {brief(self.stage_names)}, got {got}")
         if self.stop.judges and self.stop.of_evaluation and not self.evaluation.evaluates:
             raise ValueError(
-                f"stop.metric: expected a metric of a run without evaluations, got {brief(self.stop.metric)}"
+                "stop.metric: expected a metric of a run without evaluations (evaluation.interval and seconds are 0), "
+                f"got {brief(self.stop.metric)}"
             )
 
     def of(self, policy: str) -> Config:

@@ -333,8 +333,8 @@ class MetricsConfig(Declared):
     wandb_project: str = "marlcore"
     """The project of the run in Weights & Biases."""
     wandb_mode: Literal["online", "offline"] | None = None
-    """Whether Weights & Biases sends metrics, or keeps them for `wandb sync`; None takes the variable
-    WANDB_MODE, else online."""
+    """Whether Weights & Biases sends metrics, or keeps them for `wandb sync`; None takes the environment
+    variable WANDB_MODE, else online."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,7 +100,7 @@ class Flushing:
         return np.array(counts, np.int64).reshape(-1, 1), np.full(self._geometry.lanes, TICKETS)
 
     def _promises(self, wanted: Ints, before: Ints) -> Ints:
-        """Returns each lane's next promise: the wanted, or the earlier if that is higher and a writer may rely on it.
+        """Returns each lane's next promise: the wanted one, or the earlier if higher and a writer may rely on it.
 
         A living writer may have read the earlier promise. So a lower one is published first; if no process then has the
         right to write to the lane, every later writer reads the lower one. A writer killed inside an append may have

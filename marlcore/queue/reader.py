@@ -367,7 +367,7 @@ class QueueRowsReader(RowsReader):
 
     def __init__(self, view: LaneView) -> None:
         if DURABLE in view.segment.description:
-            raise ValueError("rows_reader: expected a queue that is not durable, since raw rows are never committed")
+            raise ValueError("rows_reader: expected a queue that is not durable, since a rows_reader never commits")
         super().__init__(view)
         self._claim = claim_reader(view.segment, view.geometry)
         self._record = np.zeros((1, view.layout.record_bytes), np.uint8)

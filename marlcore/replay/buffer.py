@@ -135,7 +135,7 @@ class ReplayBuffer(TransitionLanes):
         name: str = "replay",
         path: str | os.PathLike[str] | None = None,
     ) -> ReplayBuffer:
-        """Returns a new replay of one lane, filled with recorded episodes; each is one `Writer.add_batch`.
+        """Returns a new replay of one lane, filled with recorded episodes; each is written by one `Writer.add_batch`.
 
         An episode of T steps is a dict of arrays, whose other entries are ignored:
 

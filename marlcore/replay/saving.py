@@ -167,5 +167,5 @@ def _array_at(body: NDArray[np.uint8], start: int, /, dtype: Any, shape: Any, of
     longest = math.prod(max(n, 1) for n in shape) * np.dtype(dtype).itemsize  # bounds the lengths of an empty array too
     end = offset + longest if 0 not in shape else max(offset, longest)
     if not start <= offset or not end <= len(body) or offset % LINE:
-        raise ValueError(f"expected a multiple of {LINE} within bytes {start} to {len(body)}, got {offset} to {end}")
+        raise ValueError(f"expected bytes in {start} to {len(body)}, from a multiple of {LINE}, got {offset} to {end}")
     return np.ndarray(shape, dtype, body, offset)

@@ -82,7 +82,7 @@ class OwnerOf:
 
 
 def transition_spec(policy: AssignedPolicy, config: Config) -> TransitionSpec:
-    """Returns the spec of a policy's transitions. Raises ValueError if an extra has the name RETURN."""
+    """Returns a policy's transition spec. Raises ValueError if learner.reward_norm is set and an extra is RETURN."""
     spec = policy.transition
     if config.learner_of(policy.name).reward_norm == "off":
         return spec

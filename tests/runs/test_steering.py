@@ -228,6 +228,7 @@ def test_a_resumed_run_must_not_have_met_its_conditions(tmp_path: Path) -> None:
 
 def test_a_condition_of_evaluations_needs_some() -> None:
     stop = mc.StopConfig(metric="agent_0/eval_return", threshold=3.0)
-    says = "stop.metric: expected a metric of a run without evaluations, got 'agent_0/eval_return'"
+    without = "a run without evaluations (evaluation.interval and seconds are 0)"
+    says = f"stop.metric: expected a metric of {without}, got 'agent_0/eval_return'"
     check_refused(lambda: mc.Config(stop=stop), ValueError, says)
     assert mc.Config(stop=stop, evaluation=mc.EvaluationConfig(seconds=5.0)).stop.watches("agent_0", "eval_return")

@@ -131,7 +131,7 @@ def divide(total, mass):
 
 @inlined
 def soften(score, mass, beta, chosen):
-    """Writes softmax(beta * score) to `chosen`, 0 where mass is 0; if beta is infinite, the best scores share 1."""
+    """Writes softmax(beta * score) to `chosen`, 0 where mass is 0; if beta is infinite, the best share 1 equally."""
     best, total = -math.inf, 0.0
     for i in range(len(score)):
         if mass[i] > 0.0:

@@ -92,7 +92,7 @@ class Background:
     def close(self, timeout: float = CLOSE_S) -> None:
         """Ends the sink; waits at most `timeout` seconds and, if events are still queued, CLOSE_S more for the events.
 
-        Metrics that are still queued after that are lost. If the sink has not ended by then, logs this and leaves it.
+        Metrics that are still queued after `timeout` are lost. A sink that does not end in time is logged and left.
         """
         self.end()
         if self._thread is None:

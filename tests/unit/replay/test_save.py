@@ -71,9 +71,9 @@ def window(replay: mc.ReplayBuffer) -> list[tuple[int, int]]:
 
 
 def wrong_rows(replay: mc.ReplayBuffer, more_than: int = 0) -> int:
-    """Counts rows, read from the memory itself, that differ from the row written under their ticket.
+    """Counts the windows' rows, read from the memory itself, that differ from the row written under their ticket.
 
-    Of each lane whose window has `more_than` so many rows.
+    Leaves out lanes whose windows do not have more than `more_than` rows.
     """
     wrong, mapped = 0, Mapped(replay)
     for lane, (lo, hi) in enumerate(window(replay)):
