@@ -48,7 +48,7 @@ LEARNERS = [
     (Matching, mc.MATD3(**CUED), 1_800),
     (Matching, mc.MATD3(**CUED, cell="gru", units=16, length=5, burn_in=0, period=5, n_step=1), 1_800),
     (Matching, mc.MADDPG(learning_rate=1e-3, reward_scale=1.0, shared=False), 2_500),
-    (Matching, mc.HAPPO(**ON_POLICY), 4_000),
+    (Matching, mc.HAPPO(**ON_POLICY), 2_000),
     (Matching, mc.COMA(batch_size=100, minibatch_size=50, learning_rate=3e-3, reward_scale=1.0), 4_000),
     (MOVES, mc.MATD3(**CUED), 2_000),
     (MOVES, mc.HAPPO(**ON_POLICY), 12_000),
