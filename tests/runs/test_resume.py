@@ -30,6 +30,7 @@ from whole_runs import (
 )
 
 import marlcore as mc
+from marlcore.__main__ import main
 from marlcore.config import assign
 from marlcore.envs import TreasureHunt
 from marlcore.meta import train_seeds
@@ -245,7 +246,9 @@ NAMED = "--env mine:hunt --algo mine:Mine --algorithm.shape 5 6 --mode serial --
 
 
 @LONG
-def test_own_algorithms_and_environments_are_resumed_by_name(tmp_path: Path) -> None:
+def test_own_algorithms_and_environments_are_resumed_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine.py").write_text(MODULE)
 
     def marlcore_train(*options: str) -> tuple[int, str]:
@@ -258,11 +261,11 @@ def test_own_algorithms_and_environments_are_resumed_by_name(tmp_path: Path) -> 
     code, output = marlcore_train("--resume", "run", "--total-steps", "300")
     assert code == 0 and steps_of(tmp_path / "run") >= 300, output
     (tmp_path / "mine.py").unlink()
-    code, output = marlcore_train("--resume", "run", "--total-steps", "400")
-    assert code == 2 and len(output.splitlines()) == 1
-    assert "got 'mine:Mine' (ModuleNotFoundError: No module named 'mine')" in output
-    code, output = finished(marlcore("eval", "run", cwd=tmp_path))
-    assert "/run' needs code not found here (No module named 'mine'): load the run where" in output
+    monkeypatch.chdir(tmp_path)  # and this process never imported that module
+    assert main(["train", "--resume", "run", "--total-steps", "400"]) == main(["eval", "run"]) == 2
+    resumed, evaluated = capsys.readouterr().err.splitlines()
+    assert "got 'mine:Mine' (ModuleNotFoundError: No module named 'mine')" in resumed
+    assert "/run' needs code not found here (No module named 'mine'): load the run where" in evaluated
 
 
 # ---- what is refused, and leaves the run as it was ----

@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,18 @@ from processes import until
 from marlcore import WorkerFailed
 from marlcore.compat import sorrel
 from marlcore.memory import sweep
+from marlcore.processes import PRELOAD, ForkServer
 
 pytestmark = pytest.mark.long
 shared = pytest.mark.usefixtures("shared_fork_server")
+
+
+@pytest.fixture(scope="module")
+def fork_server() -> Iterator[ForkServer]:
+    """With what an experiment's own server imports, lest each learner import it."""
+    with closing(ForkServer((*PRELOAD, "marlcore.compat.sorrel", "torch._dynamo"))) as server:
+        server.begin()
+        yield server
 
 
 def die_once(mark: Path) -> None:

@@ -165,7 +165,7 @@ class CudaDouble:
         return dense
 
     def _copy_(self, to: Any, source: Any, non_blocking: bool = False) -> Any:
-        if not in_shm(to.data_ptr()) and not in_shm(source.data_ptr()):
+        if not in_shm(to.data_ptr(), source.data_ptr()):
             return self._real["copy_"](to, source, non_blocking)
         self.by_device += to.nbytes
         self.current.work.append(partial(self._copy_by_halves, to, source))
@@ -191,20 +191,21 @@ def same(found: Any, expected: Batch) -> None:
             assert got is value is None or got.equal(value), name
 
 
-def mappings() -> Iterator[tuple[int, int, str]]:
-    """The first byte, the end and the path of each mapping of this process."""
+def mappings(under: str = "") -> Iterator[tuple[int, int]]:
+    """The first byte and the end of each mapping of this process, of files in a directory if one is given."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        span, *_, path = line.split(maxsplit=5)
-        first, end = span.split("-")
-        yield int(first, 16), int(end, 16), path
+        if under in line:
+            first, end = line.partition(" ")[0].split("-")
+            yield int(first, 16), int(end, 16)
 
 
 def is_mapped(address: int, nbytes: int) -> bool:
     at = address
-    for first, end, _ in mappings():
+    for first, end in mappings():
         at = end if first <= at < end else at
     return at >= address + nbytes
 
 
-def in_shm(address: int) -> bool:
-    return any(first <= address < end and path.startswith("/dev/shm/") for first, end, path in mappings())
+def in_shm(*addresses: int) -> bool:
+    """Whether any of them is in a segment."""
+    return any(first <= address < end for first, end in mappings(" /dev/shm/") for address in addresses)

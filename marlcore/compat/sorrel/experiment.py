@@ -180,9 +180,9 @@ class Session:
         options = self._spec.options
         policy = RestartPolicy(max_restarts=options.max_restarts)
         with ExitStack() as stack:
-            # The modules of sorrel that this process has imported, without its examples
-            of_sorrel = [name for name in sys.modules if name.startswith(_OF_SORREL)]
-            preload, fork = (*PRELOAD, __package__, *of_sorrel), None if options.forks else False
+            # What this process has of sorrel, without its examples, and of the compiler that torch's optimizers import
+            imported = [name for name in sys.modules if name.startswith(_OF_SORREL) or name == "torch._dynamo"]
+            preload, fork = (*PRELOAD, __package__, *imported), None if options.forks else False
             children = stack.enter_context(closing(Children(preload, self._interrupts, fork=fork)))
             timeouts = {name: options.of("timeout", name) for name in self._mail}
             supervisor = Supervisor(children, self._control, partial(self._start, children), timeouts, policy)

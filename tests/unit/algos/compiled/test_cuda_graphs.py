@@ -2,8 +2,8 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,22 +66,17 @@ class Learning:
     ) -> None:  # fmt: skip
         """`other`: the rows of every seventh batch."""
         hyper = type(HYPER[name])(**{**vars(HYPER[name]), **options})
+        batches = [] if replay else copy.deepcopy(queue_batches(hyper, rows))
         torch.manual_seed(0)
         self.model = hyper.make_model(spaces_of(name))
         self.trainer: Any = hyper.make_trainer(self.model)
         self.prioritized, self.rows, self.other = prioritized, rows, other or rows
         self.saved: Any = None
-        if replay is not None:
+        self.sample: Callable[[int], Any] = lambda _: batches.pop(0)
+        if replay:
             draws = mc.Prioritized() if prioritized else None
             self.sampler = replay.sampler(rows, seed=3, prioritized=draws)
-            self.sample: Callable[[int], Any] = self.sampler.sample
-        else:
-            made = partial(batch_of, hyper, spaces_of(name))
-            batches = iter([made(seed=t, rows=self.rows_at(t)) for t in range(UPDATES)])
-            self.sample = lambda rows: next(batches)
-
-    def rows_at(self, t: int) -> int:
-        return self.other if t % 7 == 3 else self.rows
+            self.sample = self.sampler.sample
 
     def update(self, t: int, as_tensors: bool) -> mc.Update:
         """Makes update `t`; goes back to the state before update 10 before update 20, as a league's rollback does."""
@@ -90,7 +85,7 @@ class Learning:
         if t == 20:
             self.model.load_state_dict(self.saved[0])
             self.trainer.load_state_dict(self.saved[1])
-        drawn = self.sample(self.rows_at(t))
+        drawn = self.sample(self.other if t % 7 == 3 else self.rows)
         batch = drawn.torch() if as_tensors and isinstance(drawn, mc.Batch) else drawn
         batch.numbers = numbers_at(t)
         update: mc.Update = self.trainer.update(batch)
@@ -107,38 +102,47 @@ def equal(found: list[Any], expected: list[Any]) -> bool:
     return all(torch.equal(a, b) if torch.is_tensor(b) else a == b for a, b in zip(found, expected, strict=True))
 
 
-@pytest.fixture
-def replay_of() -> Iterator[Callable[[str], Any]]:
-    """By algorithm; None for one that learns from a queue."""
-    made: list[mc.ReplayBuffer] = []
+@cache
+def queue_batches(hyper: Any, rows: int) -> list[Any]:
+    return [batch_of(hyper, spaces_of("ppo"), seed=t, rows=rows) for t in range(UPDATES)]
 
-    def make(name: str) -> Any:
-        if name == "ppo":
-            return None
-        spec, rng = HYPER[name].transition(spaces_of(name)), np.random.default_rng(0)
-        made.append(mc.ReplayBuffer.create(spec, 400))
-        with made[0].writer() as writer:
+
+@contextmanager
+def replay_of(name: str) -> Iterator[Any]:
+    """A filled replay; None for an algorithm that learns from a queue."""
+    if name == "ppo":
+        yield None
+        return
+    spec, rng = HYPER[name].transition(spaces_of(name)), np.random.default_rng(0)
+    with mc.ReplayBuffer.create(spec, 400) as replay:
+        with replay.writer() as writer:
             for t in range(300):
                 obs = rng.normal(size=OBS.shape).astype(np.float32)
                 action = rng.uniform(-1, 1, 2).astype(np.float32) if name != "dqn" else t % 3
                 writer.add(obs, action, rng.normal(), t % 7 == 6)
-        return made[0]
-
-    yield make
-    for replay in made:
-        replay.close()
+        yield replay
 
 
-def follows(
-    name: str, cuda: CudaDouble, monkeypatch: pytest.MonkeyPatch, replay: Any, moved: bool = False, **options: Any
-) -> None:
+@cache  # a broken rule is one of the captured updates alone
+def expected_of(case: str) -> dict[int, tuple[dict[str, Any], list[Any]]]:
+    """Metrics, and the state after them, of every tenth update without graphs."""
+    options = {name: value for name, value in CASES[case].items() if name != "moved"}
+    with replay_of(options["name"]) as replay:
+        plain = Learning(replay=replay, **options)
+        told = [(dict(plain.update(t, True).metrics), t % 10 == 9 and plain.state()) for t in range(UPDATES)]
+    return {t: (metrics, state) for t, (metrics, state) in enumerate(told) if state}
+
+
+def follows(case: str, cuda: CudaDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     """Captured updates equal the others; each byte of a batch is copied once, and nothing is allocated.
 
     Results are read at every tenth update alone, since replays work as late as they may.
     """
-    plain, ours = (Learning(name, replay, **options) for _ in range(2))
-    expected = [(dict(plain.update(t, True).metrics), plain.state()) for t in range(UPDATES)]
+    expected, options = expected_of(case), dict(CASES[case])
+    name, moved = options["name"], options.pop("moved", False)
     with ExitStack() as stack:
+        replay = stack.enter_context(replay_of(name))
+        ours = Learning(replay=replay, **options)
         if moved:
             prefetch = stack.enter_context(mc.Prefetch(ours.sampler, depth=1, device="cuda"))
             ours.sample = lambda _: prefetch.sample()
@@ -153,9 +157,10 @@ def follows(
             return result
 
         ours.trainer.step = counted
-        for t, (metrics, state) in enumerate(expected):
+        for t in range(UPDATES):
             update = ours.update(t, False)
-            if t % 10 == 9:
+            if t in expected:
+                metrics, state = expected[t]
                 assert update.metrics.keys() == metrics.keys()
                 assert equal([*update.metrics.values()], [*metrics.values()]) and equal(ours.state(), state)
         assert min(allocated[-3:]) == (28 if name == "ppo" else 0), "but for what a step of PPO returns"
@@ -165,7 +170,7 @@ def follows(
             size = len(ours.sampler._rows._plan._sized.pool[0].root)
             assert double.copied + double.copied_by_graphs == UPDATES * size
             assert double.copied_by_graphs == (double.replays * size if cuda.registered else 0)
-    assert not cuda.wrong
+        assert not cuda.wrong
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -182,11 +187,8 @@ CASES["ppo"] |= {"rows": 24}
 
 
 @pytest.mark.parametrize("case", long_but(["dqn", "td3", "priorities"], CASES))
-def test_captured_updates_equal_the_others(
-    case: str, cuda_double: CudaDouble, monkeypatch: pytest.MonkeyPatch, replay_of: Callable[[str], Any]
-) -> None:
-    options = CASES[case]
-    follows(cuda=cuda_double, monkeypatch=monkeypatch, replay=replay_of(options["name"]), **options)
+def test_captured_updates_equal_the_others(case: str, cuda_double: CudaDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+    follows(case, cuda_double, monkeypatch)
 
 
 BROKEN: list[tuple[str, Any, str, str, str]] = [
@@ -224,14 +226,13 @@ BROKEN: list[tuple[str, Any, str, str, str]] = [
 @pytest.mark.parametrize("case, owner, name, rule, broken", long_but(BROKEN[:4], BROKEN))
 def test_each_broken_rule_is_found(
     case: str, owner: Any, name: str, rule: str, broken: str,
-    cuda_double: CudaDouble, monkeypatch: pytest.MonkeyPatch, replay_of: Callable[[str], Any],
+    cuda_double: CudaDouble, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     break_rule(monkeypatch, owner, name, rule, broken)
-    options = CASES[case]
     with pytest.raises(
         (AssertionError, RuntimeError), match=r"assert|CUDA generator|size of tensor|permitted|device|libraries|awaited"
     ):
-        follows(cuda=cuda_double, monkeypatch=monkeypatch, replay=replay_of(options["name"]), **options)
+        follows(case, cuda_double, monkeypatch)
 
 
 class OnMetaAlone(TorchDispatchMode):
@@ -280,9 +281,7 @@ def test_four_algorithms_are_captured_on_cuda(kind: str, expected: list[str], mo
         assert not can_capture(made_trainer(hyper, spaces)[1])
 
 
-def test_an_update_that_waits_is_refused_in_one_line(
-    cuda_double: CudaDouble, monkeypatch: pytest.MonkeyPatch, replay_of: Callable[[str], Any]
-) -> None:
+def test_an_update_that_waits_is_refused_in_one_line(cuda_double: CudaDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cause stands in it, not what the end of the capture raises beside."""
 
     def waits(trainer: Any, batch: Any) -> Any:
@@ -291,7 +290,7 @@ def test_an_update_that_waits_is_refused_in_one_line(
     monkeypatch.setattr(QTrainer, "action_index", waits)
     line = "learner.compile: expected off or default, since CUDA graphs cannot capture the update of DQN"
     with pytest.raises(RuntimeError) as caught:
-        follows("dqn", cuda_double, monkeypatch, replay_of("dqn"))
+        follows("dqn", cuda_double, monkeypatch)
     assert str(caught.value).startswith(line) and "not permitted when stream is capturing" in str(caught.value)
 
 
