@@ -138,8 +138,7 @@ class Kills:
 
 
 def warm() -> None:
-    """Loads what drawing needs: else each sampler that is forked loads it anew, and many are killed before they draw.
-    """
+    """Loads what drawing needs: else each forked sampler loads it anew, and most are killed before they draw."""
     with ReplayBuffer.create(SPEC, ROWS) as replay, replay.writer() as writer:
         for ticket in range(BATCH):
             writer.add(**rows(SPEC, ticket))
