@@ -197,7 +197,7 @@ def search(model: Model, macros: tuple[str, ...]) -> Search:
         _run(["spin", "-a", *(f"-D{macro}" for macro in macros), str(model.path)], folder)
         kind = [] if model.liveness else ["-DSAFETY"]
         sound = macros in model.sizes
-        optimized = "-O1" if sound else "-O0"  # a mutant fails before it pays to compile for longer
+        optimized = "-Og" if sound else "-O0"  # long searches wait for memory, which no optimization changes
         compile_with(["gcc", optimized, "-w", *kind, "-o", str(folder / "pan"), str(folder / "pan.c")])
         table = "-w24" if sound else "-w20"  # nor does it need a table for so many states, which grows if it must
         said = _run(["./pan", f"-m{DEPTH}", table, *(["-a"] if model.liveness else [])], folder)

@@ -6,7 +6,6 @@ and in replay_scenarios.py.
 
 import errno
 import os
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from core import CORE, SUPPORT, build_crash_points, counted, mutants, python, run
+from preloaded import Play, preloaded
 
 pytestmark = pytest.mark.long
 PROGRAM = SUPPORT / "crash_points.py"
@@ -71,11 +71,12 @@ def filter_is_refused(core: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
     built = build_crash_points(CORE, tmp_path_factory.mktemp("core"))
     if refusal := filter_is_refused(built):
         pytest.skip(f"this kernel or container lets no process have a seccomp filter ({refusal})")
-    return built
+    with preloaded(PROGRAM, built) as play:
+        yield play
 
 
 @pytest.fixture
@@ -85,20 +86,16 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def play(how: str, scenario: str, core: Path, folder: Path, *sabotage: str) -> subprocess.CompletedProcess[str]:
-    return python(PROGRAM, how, scenario, core, folder, *sabotage, timeout=300)
-
-
 @pytest.mark.parametrize("scenario", POINTS)
-def test_others_go_on_wherever_a_process_is_killed(scenario: str, core: Path, folder: Path):
-    done = play("kill", scenario, core, folder)
+def test_others_go_on_wherever_a_process_is_killed(scenario: str, play: Play, folder: Path):
+    done = play("kill", scenario, folder)
     assert done.returncode == 0, done.stderr
     assert counted(done) >= Counter(POINTS[scenario]), done.stdout
 
 
 @pytest.mark.parametrize("scenario", FAILING)
-def test_a_failed_system_call_is_a_clean_error(scenario: str, core: Path, folder: Path):
-    done = play("fail", scenario, core, folder)
+def test_a_failed_system_call_is_a_clean_error(scenario: str, play: Play, folder: Path):
+    done = play("fail", scenario, folder)
     assert done.returncode == 0, done.stderr
     assert counted(done).keys() >= set(FAILING[scenario]), done.stdout
 
@@ -133,10 +130,12 @@ BROKEN = [
     ("how", "scenario", "says", "broken"), BROKEN, ids=[getattr(broken, "name", broken) for *_, broken in BROKEN]
 )
 def test_a_core_that_breaks_a_rule_is_found_out(
-    how: str, scenario: str, says: str, broken: mutants.Mutant | str, core: Path, tmp_path: Path, folder: Path
+    how: str, scenario: str, says: str, broken: mutants.Mutant | str, play: Play, tmp_path: Path, folder: Path
 ):
     """Or segments that break one, which crash_points.py knows by its name."""
-    sabotage = [broken] if isinstance(broken, str) else []
-    core = core if sabotage else build_crash_points(mutants.mutate(broken, tmp_path), tmp_path)
-    done = play(how, scenario, core, folder, *sabotage)
+    if isinstance(broken, str):
+        done = play(how, scenario, folder, broken)
+    else:
+        core = build_crash_points(mutants.mutate(broken, tmp_path), tmp_path)
+        done = python(PROGRAM, core, how, scenario, folder)
     assert done.returncode != 0 and says in done.stderr

@@ -35,22 +35,40 @@ def run(command: Sequence[str | Path], timeout: float = 300) -> subprocess.Compl
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
 
 
+def _preprocessed(core: Path, name: str, text: str, flags: Sequence[str]) -> str:
+    """The same for mutants that do not change it: with no path of theirs in it."""
+    where = (core / name).parent
+    done = subprocess.run(
+        [*flags, f"-I{os.path.relpath(core, where)}", "-E", "-x", "c", "-"], cwd=where, capture_output=True, text=True,
+        input=f'#line 1 "{name}"\n{text}',
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @functools.cache
-def _objects(core: Path, flags: tuple[str, ...], gcc: str) -> list[str]:
-    """All of the core, compiled once for all programs that this process builds of it."""
+def _object_of(preprocessed: str, command: tuple[str, ...]) -> str:
+    """Compiled once for all programs that this process builds of it."""
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
-    objects = {str(source): f"{folder.name}/{source.stem}.o" for source in sorted(core.glob("*.c"))}
-    for source, compiled in objects.items():
-        mutants.compile_with([gcc, *mutants.CFLAGS, *flags, f"-I{core}", "-c", source, "-o", compiled])
-    return [*objects.values()]
+    source, compiled = Path(folder.name, "source.i"), f"{folder.name}/source.o"
+    source.write_text(preprocessed)
+    mutants.compile_with([*command, "-c", str(source), "-o", compiled])
+    return compiled
+
+
+def _objects(core: Path, command: Sequence[str], extra: Mapping[str, str], first: Sequence[str] = ()) -> list[str]:
+    """All of the core, and sources that come with it; `first` is for the preprocessor alone."""
+    sources = {source.name: source.read_text() for source in sorted(core.glob("*.c"))} | extra
+    texts = [_preprocessed(core, name, text, [*command, *first]) for name, text in sources.items()]
+    return [_object_of(text, tuple(command)) for text in texts]
 
 
 def build(core: Path, name: str, folder: Path, flags: Sequence[str] = (), gcc: str = "gcc") -> Path:
     """The program <core>/test/<name>.c with all of the core."""
-    sources = [str(core / "test" / f"{name}.c"), *_objects(core, tuple(flags), gcc)]
-    options = [*mutants.CFLAGS, *flags, f"-I{core}", "-pthread", "-lm"]
-    mutants.compile_with([gcc, *sources, *options, "-o", str(folder / name)])
+    command, main = [gcc, *mutants.CFLAGS, *flags], f"test/{name}.c"
+    objects = _objects(core, [*command, "-pthread"], {main: (core / main).read_text()})
+    mutants.compile_with([*command, *objects, "-pthread", "-lm", "-o", str(folder / name)])
     return folder / name
 
 
@@ -109,10 +127,10 @@ def build_crash_points(core: Path, folder: Path, points: str = "crash_points", f
     ffi = FFI()
     ffi.cdef("\n".join(line for line in (core / "api.h").read_text().splitlines() if not line.startswith("#")))
     ffi.set_source("marlcore._core", '#include "api.h"', py_limited_api=True)
-    generated, built, header = folder / "_core.c", folder / "_core.abi3.so", core / "test" / "crash_points.h"
+    generated, built, other = folder / "_core.c", folder / "_core.abi3.so", f"test/{points}.c"
     ffi.emit_c_code(str(generated))
-    mutants.compile_with(
-        ["gcc", *CRASH_FLAGS, *flags, "-include", str(header), f"-I{core}", "-isystem", sysconfig.get_path("include"),
-         str(generated), *map(str, sorted(core.glob("*.c"))), str(core / "test" / f"{points}.c"), "-o", str(built)]
-    )  # fmt: skip
+    extra = {generated.name: generated.read_text(), other: (core / other).read_text()}
+    first = ["-include", "test/crash_points.h", "-isystem", sysconfig.get_path("include")]
+    command = ["gcc", *CRASH_FLAGS, *flags]
+    mutants.compile_with([*command, *_objects(core, command, extra, first), "-o", str(built)])
     return built

@@ -1,6 +1,6 @@
 """Victims that die at each point of a scenario in turn, or whose system calls fail, and those who go on after them.
 
-    python tests/support/crash_points.py kill|fail SCENARIO CORE FOLDER [SABOTAGE]
+    python tests/support/crash_points.py CORE kill|fail SCENARIO FOLDER [SABOTAGE]
 
 runs a scenario in a forked victim with a core that counts points (csrc/test/crash_points.h): once for each point, until
 it comes to its end. After each victim the survivor, attached all along, reads; a successor writes on; nothing is left.
@@ -11,6 +11,7 @@ Scenarios of a replay are in replay_scenarios.py.
 import gc
 import os
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 from core import report
 from victims import Points
 
-points = Points(sys.argv[3])  # before anything loads marlcore's own core
+points = Points(sys.argv[1])  # before anything loads marlcore's own core
 
 from filled import last_of, publish_next, rows, torn_weights, tree  # noqa: E402
 from mapped import Mapped  # noqa: E402
@@ -185,12 +186,17 @@ def keeps_descriptors() -> None:
 SABOTAGE = {rule.__name__: rule for rule in (named_at_once, removed_before_it_is_replaced, keeps_descriptors)}
 
 
-def main() -> None:
-    how, name, _, folder, *sabotage = sys.argv[1:]
-    replace("memory", SHM_DIR=Path(folder))  # where nobody else makes segments, or sweeps
-    replace("memory", sweep=partial(survey.survey_segments, survey.SHM_DIR, remove=True))
-    Add(survey.SHM_DIR).close()  # compiles or loads what drawing needs
-    if name == "draw":
+def use(folder: Path) -> None:
+    """Has all segments there, where nobody else makes segments, or sweeps."""
+    replace("memory", SHM_DIR=folder)
+    replace("memory", sweep=partial(survey.survey_segments, folder, remove=True))
+
+
+def warm() -> None:
+    """Compiles or loads what drawing needs."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        use(Path(name))
+        Add(survey.SHM_DIR).close()
         first = Draw(survey.SHM_DIR)
         first.prepare()
         first.act()
@@ -198,10 +204,16 @@ def main() -> None:
         first.close()
     gc.collect()
     gc.freeze()  # which need not be looked through again and again
+
+
+def main() -> None:
+    _, how, name, folder, *sabotage = sys.argv[1:]
+    use(Path(folder))
     for broken in sabotage:
         SABOTAGE[broken]()
     report(points.attack_each(partial(SCENARIOS[name], Path(folder)), how == "kill"))
 
 
 if __name__ == "__main__":
+    warm()
     main()

@@ -218,7 +218,8 @@ class Kills:
 
     def run(self, cycles: int) -> None:
         while self.counts["kills"] < cycles and not (self.trust and self.counts["torn"]):
-            self.survive()
+            for _ in range(20 if self.trust else 1):
+                self.survive()
             due = [victim for victim in self.victims if victim.is_due()]
             if due and random.random() < 0.02:
                 due = self.victims
