@@ -38,12 +38,6 @@ def test_a_figure_that_was_typed_is_replaced() -> None:
     assert "typed" not in within and within.count("\n") == 1
 
 
-def test_a_load_that_did_not_change_is_one_number() -> None:
-    said = "load 4 to 4, nice 5; load 4 to 14; load 14 to 4; 1.4 to 4; 4 to 4.2; load 19 to 19.\n"
-    filled = pages.filled("<!-- figures: long core -->\n<!-- end -->\n", {"long": lambda _: said})
-    assert "load 4, nice 5; load 4 to 14; load 14 to 4; 1.4 to 4; 4 to 4.2; load 19.\n" in filled
-
-
 @pytest.mark.parametrize("name", ["cluster", "drop-ins", "performance", "planning", "reliability", "results"])
 def test_no_measured_number_is_typed_on_a_page(name: str) -> None:
     """Outside code, links and what is generated: no fraction, thousands or per cent."""

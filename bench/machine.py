@@ -56,7 +56,7 @@ def software() -> str:
 
 def load_since(before: float) -> str:
     priority = f", nice {os.nice(0)}" if os.nice(0) else ""
-    return f"{before:.0f} to {os.getloadavg()[0]:.0f}{priority}"
+    return " to ".join(dict.fromkeys((f"{before:.0f}", f"{os.getloadavg()[0]:.0f}"))) + priority  # one if it is the same
 
 
 def processor() -> str:

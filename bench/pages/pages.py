@@ -28,7 +28,6 @@ SIDES = {  # of `python -m bench gpu`
     "PCIe": "copy of the bytes from or to pinned memory, us",
 }
 REGION = re.compile(r"(<!-- figures: (\w+) ?([\w ]*) -->)(\n?).*?(<!-- end -->)", re.DOTALL)
-UNCHANGED = re.compile(r"(?<![\d.,])(\d+) to \1(?![\d.,]*\d)")  # a load, at the start and at the end
 RATES = "steps_per_s", "steps_per_cpu_s"  # of a side of `python -m bench peers`
 MEASURES = "rss_mb", "anonymous_mb", "descriptors"  # of a soak's processes
 
@@ -249,8 +248,7 @@ def filled(text: str, renderers: Mapping[str, Callable[[str], str]] = RENDERERS)
 
     def fill(region: re.Match[str]) -> str:
         begin, renderer, argument, newline, end = region.groups()
-        shown = UNCHANGED.sub(r"\1", renderers[renderer](argument))
-        return f"{begin}{newline}{newline}{shown}{newline}{end}"
+        return f"{begin}{newline}{newline}{renderers[renderer](argument)}{newline}{end}"
 
     return REGION.sub(fill, text)
 
