@@ -55,8 +55,8 @@ def software() -> str:
 
 
 def load_since(before: float) -> str:
-    priority = f", nice {os.nice(0)}" if os.nice(0) else ""
-    return " to ".join(dict.fromkeys((f"{before:.0f}", f"{os.getloadavg()[0]:.0f}"))) + priority  # one if it is the same
+    loads = dict.fromkeys(f"{load:.0f}" for load in (before, os.getloadavg()[0]))  # one, if they are the same
+    return " to ".join(loads) + (f", nice {os.nice(0)}" if os.nice(0) else "")
 
 
 def processor() -> str:

@@ -65,7 +65,7 @@ def main() -> None:
     with (
         mc.ReplayBuffer.create(SPEC, capacity=20_000, lanes=2) as replay,
         mc.ParameterStore.create(weights, extras={"epsilon": ()}) as store,
-        mc.Workers(preload=["marlcore.replay"]) as workers,  # by default torch, which they do not need, is among them
+        mc.Workers(preload=["marlcore.replay"]) as workers,  # by default, workers start with torch
     ):
         for lane in range(2):
             workers.start(act, replay, store, lane)

@@ -21,8 +21,8 @@ THREADS = [*OPAQUE, "-DMC_OPAQUE_BYTES=UINT64_MAX"]  # rows race on purpose: wor
 MEMCHECK = ["valgrind", "-q", "--error-exitcode=99", "--leak-check=full"]
 
 BUILDS = {
-    "optimized": ([], []), "sanitized": (SANITIZERS, []), "threads": (THREADS, []),
-    "valgrind": ([], MEMCHECK),  # the same program
+    "optimized": (["-g"], []), "sanitized": (SANITIZERS, []), "threads": (THREADS, []),
+    "valgrind": (["-g"], MEMCHECK),  # the same program
 }  # fmt: skip
 """Flags of the compiler, and what runs the program."""
 

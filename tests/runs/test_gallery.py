@@ -32,7 +32,7 @@ class Short:
 
 EPISODES = r"\d+ episodes, the last \d+ returned [-\d.]+"
 RUNS = {
-    "apex_cpprb": Short("2000", r"2000 updates, \d+00 transitions held, mean return (\S+)", least=60),
+    "apex_cpprb": Short("3000", r"3000 updates, \d+00 transitions held, mean return (\S+)", least=60),
     "atari_pong": Short("400", r"400 steps, \d+ updates, return \S+", needs="ale_py"),
     "bit_flip": Short("", r"goals reached in (\d+)% of the episodes; .*", least=90),
     "dict_and_mask": Short("600", r"\d+% of 100 parcels were delivered, return \S+\nup \^.*: .+"),

@@ -261,7 +261,8 @@ def test_own_algorithms_and_environments_are_resumed_by_name(
     code, output = marlcore_train("--resume", "run", "--total-steps", "300")
     assert code == 0 and steps_of(tmp_path / "run") >= 300, output
     (tmp_path / "mine.py").unlink()
-    monkeypatch.chdir(tmp_path)  # and this process never imported that module
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as the commands do; this process never imported that module
     assert main(["train", "--resume", "run", "--total-steps", "400"]) == main(["eval", "run"]) == 2
     resumed, evaluated = capsys.readouterr().err.splitlines()
     assert "got 'mine:Mine' (ModuleNotFoundError: No module named 'mine')" in resumed

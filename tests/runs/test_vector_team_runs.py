@@ -50,8 +50,8 @@ OFF_POLICY = {"learner": mc.LearnerConfig(gamma=0.97, batch_size=64, warmup=1_00
 ON_POLICY_3: dict[str, Any] = {"learner": mc.LearnerConfig(gamma=0.95), "policies": SHARED}
 QMIX = mc.QMIX(learning_rate=1e-3)
 LEARNERS: dict[str, tuple[Any, Any, int, dict[str, Any]]] = {  # environment, algorithm, steps, settings
-    "spread-qmix": (Spread, QMIX, 40_000, OFF_POLICY),
-    "spread-mappo": (Spread, mc.MAPPO(batch_size=1_920, minibatch_size=480), 75_000, ON_POLICY_3),
+    "spread-qmix": (Spread, QMIX, 50_000, OFF_POLICY),
+    "spread-mappo": (Spread, mc.MAPPO(batch_size=1_920, minibatch_size=480), 100_000, ON_POLICY_3),
     "balance-qmix": (BALANCE, QMIX, 80_000, {**OFF_POLICY, "updates_per_step": 0.02}),
     "balance-mappo": (BALANCE, mc.MAPPO(batch_size=7_680, minibatch_size=1_920), 200_000, ON_POLICY_3),
 }

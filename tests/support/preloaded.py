@@ -11,11 +11,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 Play = Callable[..., subprocess.CompletedProcess[str]]
-PATIENCE_S = 900  # with one run
+PATIENCE_S = 300  # with one run
 
 
 @contextmanager
@@ -44,6 +44,7 @@ def serve(name: str) -> None:
     from victims import fork, reap  # only now: some programs choose the core before it is loaded
 
     def play(out: str, err: str, *arguments: str) -> int:
+        os.setpgid(0, 0)
         for fd, path in enumerate((os.devnull, out, err)):
             opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
             os.dup2(opened, fd)
@@ -53,7 +54,10 @@ def serve(name: str) -> None:
         return module.main() or 0
 
     for line in sys.stdin:
-        sys.stdout.write(f"{reap(fork(play, *json.loads(line)))}\n")
+        code = reap(pid := fork(play, *json.loads(line)))
+        with suppress(ProcessLookupError):  # what it forked ends with it, also if it hung
+            os.killpg(pid, signal.SIGKILL)
+        sys.stdout.write(f"{code}\n")
         sys.stdout.flush()
 
 

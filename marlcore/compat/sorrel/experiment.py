@@ -180,7 +180,7 @@ class Session:
         options = self._spec.options
         policy = RestartPolicy(max_restarts=options.max_restarts)
         with ExitStack() as stack:
-            # What this process has of sorrel, without its examples, and of the compiler that torch's optimizers import
+            # What this process has of sorrel, except its examples, and torch's compiler, which optimizers would import
             imported = [name for name in sys.modules if name.startswith(_OF_SORREL) or name == "torch._dynamo"]
             preload, fork = (*PRELOAD, __package__, *imported), None if options.forks else False
             children = stack.enter_context(closing(Children(preload, self._interrupts, fork=fork)))

@@ -170,7 +170,7 @@ def follows(case: str, cuda: CudaDouble, monkeypatch: pytest.MonkeyPatch) -> Non
             size = len(ours.sampler._rows._plan._sized.pool[0].root)
             assert double.copied + double.copied_by_graphs == UPDATES * size
             assert double.copied_by_graphs == (double.replays * size if cuda.registered else 0)
-        assert not cuda.wrong
+    assert not cuda.wrong
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -228,6 +228,7 @@ def test_each_broken_rule_is_found(
     case: str, owner: Any, name: str, rule: str, broken: str,
     cuda_double: CudaDouble, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    expected_of(case)  # by the sound rules
     break_rule(monkeypatch, owner, name, rule, broken)
     with pytest.raises(
         (AssertionError, RuntimeError), match=r"assert|CUDA generator|size of tensor|permitted|device|libraries|awaited"
@@ -287,6 +288,7 @@ def test_an_update_that_waits_is_refused_in_one_line(cuda_double: CudaDouble, mo
     def waits(trainer: Any, batch: Any) -> Any:
         return batch.action.long() + int(batch.action[0].item() > 9)
 
+    expected_of("dqn")
     monkeypatch.setattr(QTrainer, "action_index", waits)
     line = "learner.compile: expected off or default, since CUDA graphs cannot capture the update of DQN"
     with pytest.raises(RuntimeError) as caught:
