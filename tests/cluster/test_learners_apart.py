@@ -45,7 +45,7 @@ from pathlib import Path
 from marlcore.record import checkpoint_path, load_checkpoint
 
 learners = {"apart": mc.LearnerConfig(device="cpu", warmup=100, batch_size=16)}
-config = of_hunt(learners={"apart": "CPU=1", "here": {"CPU": 0.5}}, total_steps=3000, nodes=2,
+config = of_hunt(learners={"apart": "CPU=1", "here": {"CPU": 0.5}}, total_steps=6000, nodes=2,
                  learner=mc.LearnerConfig(device="cpu"), actor=mc.ActorConfig(processes=0))
 config = replace(config, learners=learners)
 algorithms = {"apart": "dqn", "here": "ppo"}
@@ -56,7 +56,7 @@ def saved():
 
 mc.train("treasure_hunt", algorithms, config, progress=False)
 before = saved()
-result = mc.train("treasure_hunt", algorithms, replace(config, total_steps=6000), resume=sys.argv[2], progress=False)
+result = mc.train("treasure_hunt", algorithms, replace(config, total_steps=12_000), resume=sys.argv[2], progress=False)
 print(json.dumps({"before": before, "after": saved(), "steps": result.steps}))
 """
 
@@ -64,7 +64,7 @@ print(json.dumps({"before": before, "after": saved(), "steps": result.steps}))
 def test_learners_get_machines_with_room_also_when_resumed(drive: Drive) -> None:
     """Were both on one of the machines of two cores, no room would be left there for its actor."""
     result = drive.result(SETTINGS, BOTH)
-    assert result["steps"] >= 6000
+    assert result["steps"] >= 12_000
     for policy in ("apart", "here"):
         assert all(
             after > before > 0 for after, before in zip(result["after"][policy], result["before"][policy], strict=True)
