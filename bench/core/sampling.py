@@ -41,7 +41,7 @@ from .work import Row, Scale, Work, memcpy, shared_bytes
 
 # A row of 4 floats as marlcore stores it: from its flags on, its version, reward, action and obs; the next row's obs
 STORED_NBYTES, STORED = 40, ((7, 33), (64, 16))
-HIGH = 1e9
+HIGH = 1e12
 
 Drawn = tuple[Fields, NDArray[Any], NDArray[Any]]  # fields, weights, indices
 
