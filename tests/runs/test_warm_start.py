@@ -103,7 +103,8 @@ def test_a_warm_start_takes_the_normalization(tmp_path: Path) -> None:
     for name in ("norm", "reward_norm"):
         assert equal(checkpoint(first)[name], checkpoint(second)[name])
     for other, setting in (("rewards", "obs_norm"), ("observations", "reward_norm")):
-        says = f"got weights for other {other}: only one of the two runs normalizes them; init_strict=False takes the"
+        says = f"got weights for other {other}: only one of the two runs normalizes them; "
+        says += "init_strict=False takes the weights that fit"
         settings = {**STILL, "learner": {setting: "running", "warmup": 9_000}}
         check_refused(partial(train, tmp_path / "3", init_from=first, **settings), ValueError, says)
 

@@ -139,7 +139,8 @@ def test_room_and_a_turn_are_waited_for_within_one_timeout(monkeypatch, code, ga
         monkeypatch.setattr("marlcore.transitions.staging.BatchStaging.append", busy)
         monkeypatch.setattr(writer, "_add_row", busy)
         monkeypatch.setattr(writer, "_gate", gate if gate_s else None)
-        with pytest.raises(TimeoutError, match=r"lane 0: this writer waited \S+ seconds while another one was in"):
+        says = r"lane 0: this writer waited \S+ seconds while another one was inside an add"
+        with pytest.raises(TimeoutError, match=says):
             if batch:
                 writer.add_batch(np.zeros(1), np.zeros(1, np.int64), np.zeros(1), next_obs=np.zeros(1))
             add(writer, 1)

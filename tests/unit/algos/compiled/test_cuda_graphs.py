@@ -123,7 +123,7 @@ def replay_of(name: str) -> Iterator[Any]:
         yield replay
 
 
-@cache  # a broken rule is one of the captured updates alone
+@cache
 def expected_of(case: str) -> dict[int, tuple[dict[str, Any], list[Any]]]:
     """Metrics, and the state after them, of every tenth update without graphs."""
     options = {name: value for name, value in CASES[case].items() if name != "moved"}
