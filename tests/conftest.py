@@ -35,7 +35,9 @@ MOST_WORKERS = 4  # each imports everything, and has a fork server and kernels o
 # What takes longest begins first, lest one process work alone at the end; the rest goes by its number of tests.
 OF_NETWORKS = "tests/cluster/test_networks.py"  # which starts Ray on hosts of its own
 COUNTED = "bench/costs/bench_instructions.py"  # which takes as long under load
-LONGEST = "cluster", "learners and leagues", "tests/models/test_models.py", OF_NETWORKS, COUNTED
+LONGEST = "cluster", "learners and leagues", "tests/models/test_models.py", OF_NETWORKS, COUNTED, *(
+    f"tests/{name}.py" for name in ("unit/test_site", "runs/test_gallery", "runs/test_phase2", "runs/test_offline")
+)  # fmt: skip
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # linux/sched.h, linux/mount.h
 
 settings.register_profile("marlcore", deadline=None)  # no test fails by the clock
@@ -271,12 +273,15 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 class Program:
     """Python code in a process of its own, which talks in lines over its standard streams."""
 
-    def __init__(self, *parts: str, args: Sequence[object] = (), within: Sequence[str] = ()) -> None:
-        code = "".join(textwrap.dedent(part) + "\n" for part in parts)
-        self._process = subprocess.Popen(
-            [*within, sys.executable, "-W", "error", "-c", code, *map(str, args)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+    def __init__(
+        self, *parts: str, args: Sequence[object] = (), within: Sequence[str] = (),
+        start: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
+        code, given = "".join(textwrap.dedent(part) + "\n" for part in parts), [*map(str, args)]
+        command = [*within, sys.executable, "-W", "error", "-c", code, *given]
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        assert not (within and start), "what is forked is within no network of its own"
+        self._process = start(code, given) if start else subprocess.Popen(command, **pipes)
         self.pid = self._process.pid
 
     def line(self) -> str:
@@ -327,7 +332,7 @@ def _programs() -> Iterator[Callable[..., Program]]:
 def program(leaves_nothing_behind: None) -> Iterator[Callable[..., Program]]:
     """program(*code, args=[...]) runs code in a process of its own; it is gone when the test ends.
 
-    `within` begins its command: see `Network.within`.
+    `within` begins its command: see `Network.within`. `start`, such as `ForkedCode`, starts it in `Popen`'s place.
     """
     with _programs() as start:
         yield start

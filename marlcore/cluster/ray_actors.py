@@ -1,7 +1,7 @@
 """Rows and weights over Ray: the actors that host ingests and porters, and the links of relays and mirrors to them.
 
-A small message is an argument of the call. A larger message, and each row of weights, is put into Ray's object store,
-from which other processes read it without a copy; nodes that have fetched a row serve it to other nodes.
+A small message is an argument of the call, a small row of weights its result. Larger ones are put into Ray's object
+store, from which other processes read them without a copy; nodes that have fetched a row serve it to other nodes.
 """
 
 import asyncio
@@ -132,7 +132,10 @@ class PorterActor:
         import ray
 
         # Attached read-only, the porter polls every 10 ms, and publishers need not wake it.
-        self._porter = Porter(ParameterStore.watch(handle), ray.put, every=every)
+        store = ParameterStore.watch(handle)
+        # Another node's first row out of Ray's object store may take a second.
+        put = np.copy if store.layout.nbytes <= INLINE_BYTES else ray.put
+        self._porter = Porter(store, put, every=every)
         self._watch: asyncio.Future[bool] | None = None
 
     @classmethod
@@ -149,11 +152,18 @@ class PorterActor:
         """
         return _started(_ray("PorterActor"), cls, handle, every, name=name, **options)
 
+    @staticmethod
+    def wait(name: str, namespace: str | None = None) -> None:
+        """Returns once this porter has started, however long that takes. Raises LinkLost: it did not start."""
+        ray, host = _ray("PorterActor"), f"the porter {name}"
+        with _reaching(ray, host):
+            ray.get(_named(ray, name, namespace, host).stats.remote())
+
     async def describe(self) -> dict[str, Any]:
         return self._porter.describe()
 
     async def fetch(self, newer_than: int, timeout: float) -> list[Any] | None:
-        """Returns a list with the row's reference (Ray would replace a bare reference by the row), or None."""
+        """Returns a list with a row or, if it is large, its reference, which Ray would replace by the row; or None."""
         store = self._porter.store
         if store.version <= newer_than:
             if self._watch is None or self._watch.done():
@@ -179,7 +189,7 @@ class WeightsLink:
     def __init__(self, name: str, namespace: str | None = None) -> None:
         self._name, self._namespace = name, namespace
         self._actor: Any = None
-        self._coming: list[Any] | None = None  # the reference of a row that is on its way
+        self._coming: list[Any] | None = None  # a porter's answer whose row has not been returned
 
     def describe(self) -> dict[str, Any]:
         """See `Porter.describe`."""
@@ -188,17 +198,22 @@ class WeightsLink:
         return described
 
     def fetch(self, newer_than: int, timeout: float) -> Any:
-        """See `Porter.fetch`; the row is read-only, in this node's object store.
+        """See `Porter.fetch`; the row is read-only. A large one, over 90,000 bytes, is in this node's object store.
 
-        If a row takes longer than 30 s over a slow network, a later call returns it, before newer rows.
+        If a large row takes longer than 30 s over a slow network, a later call returns it, before newer rows.
         """
         with self._reached() as (ray, actor):
             if self._coming is None:
                 self._coming = ray.get(actor.fetch.remote(newer_than, timeout), timeout=timeout + _ANSWER_S)
-            if self._coming is None or not ray.wait(self._coming, timeout=_ANSWER_S)[0]:
+            if self._coming is None:
                 return None
-            (row,), self._coming = self._coming, None
-            return ray.get(row, timeout=_ANSWER_S)
+            (row,) = self._coming
+            if not isinstance(row, np.ndarray):
+                if not ray.wait([row], timeout=_ANSWER_S)[0]:
+                    return None
+                row = ray.get(row, timeout=_ANSWER_S)
+            self._coming = None
+            return row
 
     @contextmanager
     def _reached(self) -> Iterator[tuple[Any, Any]]:

@@ -21,7 +21,7 @@ from ..replay import ReplayBuffer
 from .ingest import Ingest
 from .message import SPAN_WORDS, Compress, codec, rows_offset, seal
 
-INLINE_BYTES = 90_000  # the largest message sent as an argument of the call; larger ones cost much more
+INLINE_BYTES = 90_000  # the largest argument and result of a call; larger ones go through Ray's object store
 LEAST_BYTES, MOST_BYTES = 16 << 20, 32 << 20  # bytes of rows that are sent without delay; the most in one message
 IN_FLIGHT = 2  # messages at a time; while the ingest writes one, the next is on its way
 DELAYS = 1000

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 from metric_names import unexplained
@@ -16,7 +17,7 @@ RUN = "told(mc.train(CARTPOLE, 'dqn', configured(sys.argv[2], int(sys.argv[3])),
 @LONG
 def test_the_actors_of_all_nodes_work_for_one_learner(drive: Drive) -> None:
     run_dir, steps = drive.run_dir, 20_000
-    result = drive.result(RUN, args=[steps])
+    result = replace(drive, options={}).result(RUN, args=[steps])
     assert steps <= result["steps"] < steps + 50 and not result["stopped"] and result["returns"]["agent_0"] > 60
     assert result["updates"]["agent_0"] == pytest.approx((steps - 500) * 0.1, rel=0.02)
     assert {name: count for name, count in result["restarts"].items() if count} == {}

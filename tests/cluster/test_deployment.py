@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from processes import until
-from ray_nodes import MARK, end, marked
+from ray_nodes import MARK, VARIABLES, end, marked
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
 CLUSTER, KUBERAY = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
@@ -86,7 +86,7 @@ def machine() -> Iterator[dict[str, str]]:
         path = os.pathsep.join([name, str(Path(sys.executable).parent), os.environ["PATH"]])
         job = {"SLURM_JOB_NODELIST": "nodes[0-1]", "SCRATCH": name, "FOLDER": name, "RAY_AUTH_MODE": "disabled"}
         try:
-            yield {**os.environ, **job, "PATH": path, "RAY_TMPDIR": name, MARK: name}
+            yield {**os.environ, **VARIABLES, **job, "PATH": path, "RAY_TMPDIR": name, MARK: name}
         finally:
             until(lambda: not end(marked(f"{MARK}={name}".encode())))
 

@@ -68,20 +68,20 @@ def test_a_league_of_machines_plays_as_one(drive: Drive, notes: Path) -> None:
 KILLED = """
 class Gated(Arena):
     # Rests until the test is about to kill, and again until successors live: the run could have ended by then.
-    # A killed actor and its successor take at most 2 * 202 episodes * 4 copies * 9 steps until then, of 40,000.
+    # A killed actor and its successor take at most 2 * 62 episodes * 4 copies * 9 steps until then, of 12,000.
     def reset(self, **options):
-        for gate, episode in {"about_to_kill": 150, "succeeded": 200}.items():
+        for gate, episode in {"about_to_kill": 40, "succeeded": 60}.items():
             while self._episode > episode and not self._path.parent.with_name(gate).exists():
                 time.sleep(0.01)
         return super().reset(**options)
 
-run = league(40_000, make=Gated, admit_updates=100, latest=0.0, anchors={})
+run = league(12_000, make=Gated, pool=128, admit_updates=10, latest=0.0, anchors={})
 until(lambda: words(run, "node-0")[0] > 1_000, lambda: run.status().running)
 print("working", flush=True)
 told(run.wait())
 """
 # A killed actor loses at most a result of each of its copies; porters none; a program those since its last answer.
-LOSES = {"porters and an actor": 4, "a program": 40_000}
+LOSES = {"porters and an actor": 4, "a program": 12_000}
 
 
 @LONG
@@ -100,7 +100,7 @@ def test_no_game_counts_twice_whatever_is_killed(killed: str, drive: Drive, note
         lambda: driver.running,
     )
     notes.with_name("succeeded").touch()
-    assert result_of(driver)["steps"] >= 40_000
+    assert result_of(driver)["steps"] >= 12_000
     seen, counted = played(notes), table(run_dir)
     assert all(0 <= seen[kind] - counted[kind] <= LOSES[killed] for kind in seen), (seen, counted)
     frozen = {acted[0] for sides in episodes_of(notes).values() for acted in sides.values() if acted[0] % 1 == 0}

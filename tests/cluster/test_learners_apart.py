@@ -9,7 +9,7 @@ import pytest
 from processes import until
 from ray_nodes import RayNodes
 from whole_clusters import NOTHING, Drive, left_on, result_of
-from whole_runs import LONG, values_of
+from whole_runs import LONG, checkpoint, values_of
 
 pytestmark = LONG
 
@@ -28,47 +28,39 @@ def apart(run):  # the agent of the learner that is not here, once it has been c
 def place(agent):  # the number of its node
     return next(int(name[4:]) for name in agent.machine.resources if name[:4] == "node" and name[4:].isdigit())
 """
-HUNT = "told(mc.train('treasure_hunt', 'dqn', of_hunt(), progress=False))"
-
-
-def test_one_of_two_learners_is_on_another_machine(drive: Drive) -> None:
-    result = drive.result(SETTINGS, HUNT)
-    assert result["steps"] == 3000 and not result["stopped"] and not any(result["restarts"].values())
-    assert result["updates"]["apart"] == pytest.approx((1000 - 100) * 0.1, rel=0.05)
-    assert result["updates"]["here"] == pytest.approx((2000 - 100) * 0.1, rel=0.05)
-    assert not any(values_of(drive.run_dir, "gaps/node-0"))
-
-
-BOTH = """
+HUNT = """
 from dataclasses import replace
-from pathlib import Path
-from marlcore.record import checkpoint_path, load_checkpoint
 
-learners = {"apart": mc.LearnerConfig(device="cpu", warmup=100, batch_size=16)}
-config = of_hunt(learners={"apart": "CPU=1", "here": {"CPU": 0.5}}, total_steps=6000, nodes=2,
-                 learner=mc.LearnerConfig(device="cpu"), actor=mc.ActorConfig(processes=0))
-config = replace(config, learners=learners)
-algorithms = {"apart": "dqn", "here": "ppo"}
-
-def saved():
-    states = {policy: load_checkpoint(checkpoint_path(Path(sys.argv[2]), policy)) for policy in algorithms}
-    return {policy: [state["updates"], state["version"]] for policy, state in states.items()}
-
-mc.train("treasure_hunt", algorithms, config, progress=False)
-before = saved()
-result = mc.train("treasure_hunt", algorithms, replace(config, total_steps=12_000), resume=sys.argv[2], progress=False)
-print(json.dumps({"before": before, "after": saved(), "steps": result.steps}))
+def hunt(resume=None, **changes):
+    config = of_hunt(learner=mc.LearnerConfig(device="cpu"), **changes)
+    config = replace(config, learners={"apart": mc.LearnerConfig(device="cpu", warmup=100, batch_size=16)})
+    algorithms = {"apart": "dqn", "here": "ppo"}
+    told(mc.train("treasure_hunt", algorithms, config, resume=resume, progress=False))
+"""
+BOTH = """
+hunt(sys.argv[2], total_steps=12_000, learners={"apart": "CPU=1", "here": {"CPU": 0.5}}, nodes=2,
+     actor=mc.ActorConfig(processes=0))
 """
 
 
-def test_learners_get_machines_with_room_also_when_resumed(drive: Drive) -> None:
-    """Were both on one of the machines of two cores, no room would be left there for its actor."""
-    result = drive.result(SETTINGS, BOTH)
-    assert result["steps"] >= 12_000
-    for policy in ("apart", "here"):
-        assert all(
-            after > before > 0 for after, before in zip(result["after"][policy], result["before"][policy], strict=True)
-        )
+def test_learners_get_machines_with_room(drive: Drive) -> None:
+    """First one of two, then both when the run goes on: were both on one of the machines of two cores, no room would
+    be left there for its actor.
+    """
+    result = drive.result(SETTINGS, HUNT, "hunt(total_steps=6000)")
+    assert 6000 <= result["steps"] < 6050 and not result["stopped"] and not any(result["restarts"].values())
+    assert result["updates"]["apart"] == pytest.approx((2000 - 100) * 0.1, rel=0.05)
+    assert not any(values_of(drive.run_dir, "gaps/node-0"))
+    before = saved(drive)
+    result = drive.result(SETTINGS, HUNT, BOTH)
+    assert result["steps"] >= 12_000 and not any(result["restarts"].values())
+    assert all(after > before > 0 for after, before in zip(saved(drive), before, strict=True))
+
+
+def saved(drive: Drive) -> list[int]:
+    """Both learners' updates, and the versions of their weights."""
+    states = [checkpoint(drive.run_dir, policy) for policy in ("apart", "here")]
+    return [state[count] for state in states for count in ("updates", "version")]
 
 
 LOST = """
@@ -85,11 +77,11 @@ class CalmDQN(mc.DQN):  # leaves the machine's cores to the processes that start
     def make_trainer(self, model):
         trainer = super().make_trainer(model)
         update = trainer.update
-        trainer.update = lambda batch: (time.sleep(0.01), update(batch))[1]
+        trainer.update = lambda batch: (time.sleep(0.03), update(batch))[1]
         return trainer
 
 if algorithm == "ppo":
-    env, total = CARTPOLE, 80_000
+    env, total = CARTPOLE, 50_000
     learner = mc.LearnerConfig(device="cpu", checkpoint_interval=5)
     config = configured(sys.argv[2], total, 1, cluster={"learners": {"agent_0": "CPU=1"}, **cluster}, learner=learner,
                         actor=mc.ActorConfig(processes=0), evaluation=mc.EvaluationConfig(interval=30_000, episodes=2))
@@ -160,7 +152,7 @@ def test_another_machine_continues_from_the_last_checkpoint(algorithm: str, loss
     assert result["restarts"] == len(losses) and not result["falls"]
     assert result["last"] > result["begun"]
     if algorithm == "ppo":
-        assert result["steps"] >= 80_000 and any(values_of(drive.run_dir, "eval_return"))
+        assert result["steps"] >= 50_000 and any(values_of(drive.run_dir, "eval_return"))
         assert result["return"] > 120  # of a random policy: 22
     until(lambda: left_on(nodes)["processes"] == [])
     if "machine" in losses:
@@ -171,6 +163,9 @@ def test_another_machine_continues_from_the_last_checkpoint(algorithm: str, loss
 REFUSED = """
 from dataclasses import replace
 
+def say(what):
+    print("said", what)
+
 def gpu():  # on the learner's machine
     learners = {"apart": mc.LearnerConfig(device="cuda:7")}
     mc.train("treasure_hunt", "dqn", replace(of_hunt(), learners=learners), progress=False)
@@ -178,17 +173,17 @@ def gpu():  # on the learner's machine
 def train(**changes):
     return lambda: mc.train("treasure_hunt", "dqn", of_hunt(**changes), progress=False)
 
-print(refusal(train(learners={"apart": "GPU=1"})))
-print(refusal(train(learners={"apart": "CPU=2,node1=1", "here": "CPU=1,node1=1"})))
-print(refusal(train(learners={"absent": "CPU=1"})))
-print(refusal(train(learners={"apart": "CPU"})))
-print(refusal(train(learner=mc.LearnerConfig(processes=1))))
-print(refusal(gpu))
-print(os.path.exists(sys.argv[2]))
+say(refusal(train(learners={"apart": "GPU=1"})))
+say(refusal(train(learners={"apart": "CPU=2,node1=1", "here": "CPU=1,node1=1"})))
+say(refusal(train(learners={"absent": "CPU=1"})))
+say(refusal(train(learners={"apart": "CPU"})))
+say(refusal(train(learner=mc.LearnerConfig(processes=1))))
+say(refusal(gpu))
+say(os.path.exists(sys.argv[2]))
 os.chdir(os.path.dirname(sys.argv[2]))
 sys.argv[2] = "/proc/self/cwd/run"  # another place in each process
-print(refusal(train(learners={"apart": "CPU=1"})))
-print(os.path.exists(sys.argv[2]))
+say(refusal(train(learners={"apart": "CPU=1"})))
+say(os.path.exists(sys.argv[2]))
 """
 SAYS = (
     "cluster.learners: apart: expected a machine with CPU 1, GPU 1, got none (",
@@ -202,6 +197,7 @@ SAYS = (
 
 
 def test_what_no_machine_can_do_is_refused_in_one_line(drive: Drive) -> None:
-    lines = drive(SETTINGS, REFUSED).finish().splitlines()
-    assert len(lines) == len(SAYS) and all(says in line for says, line in zip(SAYS, lines, strict=True)), lines
+    said = drive(SETTINGS, REFUSED).finish()
+    lines = [line for line in said.splitlines() if line.startswith("said")]  # Ray prints others, of lost processes
+    assert len(lines) == len(SAYS) and all(says in line for says, line in zip(SAYS, lines, strict=True)), said
     assert left_on(drive.nodes) == NOTHING

@@ -86,7 +86,7 @@ def test_a_node_of_another_ray_does_not_join(guarded: RayNodes, tmp_path: Path) 
 
 
 CONNECTED = """
-from marlcore.cluster.nodes import RayCluster, agent, ray_cluster
+from marlcore.cluster.nodes import RayCluster, ray_cluster, remains
 
 def connected(env_fn=CARTPOLE, **settings):
     return RayCluster(mc.ClusterConfig(**{"address": ADDRESS, **settings}), env_fn, "the game")
@@ -130,7 +130,7 @@ with connected(nodes=2) as made:
     os.kill(lost.found["pid"], signal.SIGSTOP)  # it does not even die when Ray asks it to
     made.discard(lost)
     assert [lost.machine.id] == [machine.id for machine in made.free(made.acting)]
-    until(lambda: agent.began(lost.found["pid"]) != lost.found["began"])
+    until(lambda: remains.began(lost.found["pid"]) != lost.found["began"])
 """
 
 

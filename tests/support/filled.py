@@ -18,8 +18,9 @@ def module(width: int = 64) -> Any:
     return nn.Sequential(*[nn.Linear(width, width) for _ in range(4)])
 
 
-def tree() -> dict[str, Any]:
-    return {"layers": [{"weight": np.zeros((64, 64), np.float32), "bias": np.zeros(64, np.float32)} for _ in range(4)]}
+def tree(width: int = 64) -> dict[str, Any]:
+    layer = {"weight": (width, width), "bias": width}
+    return {"layers": [{name: np.zeros(shape, np.float32) for name, shape in layer.items()} for _ in range(4)]}
 
 
 # A large module (1 MiB) is pulled by two rows in turn, the others by a copy into their arrays.

@@ -3,8 +3,8 @@
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+import setup_worker
 from network import Network
 from ray_nodes import VARIABLES, end
 from whole_clusters import title_of
@@ -18,7 +18,8 @@ ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",  # else a token in the home directory would turn it on
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without it Ray warns of a later version
 }
-RAY = Path(sys.executable).with_name("ray")
+SETS = f"from ray._private import ray_constants; ray_constants.SETUP_WORKER_FILENAME = {setup_worker.__file__!r}; "
+RAY = [sys.executable, "-c", SETS + "from ray.scripts.scripts import main; main()"]
 
 
 class RayHosts(Network):
@@ -50,7 +51,7 @@ class RayHosts(Network):
             f"--node-ip-address={self.address_of(host)}", "--num-cpus=2", "--num-gpus=0",
             f"--object-store-memory={OBJECT_STORE}", f'--resources={{"host{host}": 1000}}', "--disable-usage-stats",
         ]  # fmt: skip
-        done = subprocess.run([*self.within(host), RAY, "start", *place, *options], capture_output=True, text=True)
+        done = subprocess.run([*self.within(host), *RAY, "start", *place, *options], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def has_ray(self, host: int) -> bool:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import setup_worker
 from processes import PATIENCE_S, until
 
 from marlcore.closing import Closing
@@ -157,7 +158,7 @@ def main(folder: str, segments: str, cpus: str) -> None:
         options: dict[str, Any] = {"include_dashboard": False} if number == 0 else {}
         node = cluster.add_node(
             num_cpus=int(cpus), num_gpus=0, object_store_memory=OBJECT_STORE, resources={f"node{number}": 1000},
-            env_vars={"MARLCORE_SHM_DIR": str(directory), **env}, **options,
+            env_vars={"MARLCORE_SHM_DIR": str(directory), **env}, setup_worker_path=setup_worker.__file__, **options,
         )  # fmt: skip
         nodes[number] = node
         raylet = node.all_processes["raylet"][0].process.pid

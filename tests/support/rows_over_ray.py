@@ -2,12 +2,13 @@
 
     python tests/support/rows_over_ray.py ROWS KILLS queue|replay...
 
-The node has a queue, whose writer waits, or a replay, whose writer laps. It prints the rows written, delivered, skipped
-and lost, and the kills.
+It runs on the cluster of RAY_ADDRESS, else on one of its own. The node has a queue, whose writer waits, or a replay,
+whose writer laps. It prints the rows written, delivered, skipped and lost, and the kills.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from functools import partial
@@ -85,8 +86,8 @@ def carry(rows: int, mode: str, kill_count: int) -> None:
 def main(rows: int, kills: int, *modes: str) -> None:
     import ray
 
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error",
-             object_store_memory=150 << 20)  # fmt: skip
+    own = {"address": "local", "num_cpus": 1, "include_dashboard": False, "object_store_memory": 150 << 20}
+    ray.init(log_to_driver=False, logging_level="error", **({} if "RAY_ADDRESS" in os.environ else own))
     for mode in modes:
         carry(rows, mode, kills)
     ray.shutdown()

@@ -1,8 +1,8 @@
 """Runs on a cluster of this machine: the programs of their drivers, and their processes on the nodes."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,12 @@ def told(result, file=None):
                       "updates": result.updates, "stopped": result.stopped}), file=file, flush=True)
 """
 
+FORKS = """
+from functools import partial
+import marlcore.preload, marlcore.preload_torch
+from marlcore.run import doors
+doors.Children = partial(doors.Children, fork=None)  # so that no second process imports torch
+"""
 NOTHING: dict[str, list[object]] = {"segments": [], "processes": []}
 
 
@@ -62,14 +68,15 @@ class Drive:
     nodes: RayNodes
     program: Callable[..., Any]
     folder: Path
-    within: Sequence[str] = ()  # begins each command: see `Network.within`
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `program`; without `start`, drivers are as users'
 
     @property
     def run_dir(self) -> Path:
         return self.folder / "run"
 
     def __call__(self, *parts: str, args: Sequence[object] = ()) -> Any:
-        return self.program(BEGINNING, *parts, args=[self.nodes.address, self.run_dir, *args], within=self.within)
+        parts = (FORKS, *parts) if "start" in self.options else parts
+        return self.program(BEGINNING, *parts, args=[self.nodes.address, self.run_dir, *args], **self.options)
 
     def result(self, *parts: str, args: Sequence[object] = ()) -> Any:
         """What a driver tells at its end; it leaves nothing on the nodes."""

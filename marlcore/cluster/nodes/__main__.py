@@ -1,8 +1,8 @@
 """`python -m marlcore.cluster.nodes PARENT RESULT`: the program that supervises an agent's actors, or its learner.
 
-PARENT is the process id of the agent. The program reads `sys.path`, the run's spec, and this machine's `Memory` from
-standard input, and works until the control block says stop. If a worker fails for good, the program writes the pickled
-failure to the file descriptor RESULT.
+PARENT is the process id of the agent. The program reads `sys.path`, the modules that its workers need, the run's spec,
+and this machine's `Memory` from standard input, and works until the control block says stop. If a worker fails for
+good, the program writes the pickled failure to the file descriptor RESULT.
 """
 
 import os
@@ -12,17 +12,16 @@ import time
 from contextlib import closing
 
 from ...errors import WorkerFailed
-from ...processes import EARLY, PRELOAD, Children, Control, end_with_parent
+from ...processes import Children, Control, end_with_parent
 from ...run import POLL_S, Memory, RunSpec, grace_of, resume_actors, supervisor_of
 
 GRACE_S = 5.0  # seconds in which actors must end by themselves
 
 
-def supervise(spec: RunSpec, memory: Memory) -> None:
+def supervise(children: Children, spec: RunSpec, memory: Memory) -> None:
     """Runs the workers of a node until the control block says stop. Raises WorkerFailed if a worker fails for good."""
     actors = memory.crew.names
-    light = bool(actors) and spec.acts_compiled  # no worker here needs torch
-    with closing(Control.attach(memory.control)) as control, closing(Children(EARLY if light else PRELOAD)) as children:
+    with closing(Control.attach(memory.control)) as control:
         supervisor = supervisor_of(spec, memory, control, actors or spec.learners, lambda name: None, children)
         for worker in supervisor.workers.values():
             worker.start()
@@ -38,9 +37,11 @@ def supervise(spec: RunSpec, memory: Memory) -> None:
 
 def main(parent: int, result: int) -> None:
     end_with_parent(parent)
-    sys.path[:] = pickle.load(sys.stdin.buffer)
+    sys.path[:], preload = pickle.load(sys.stdin.buffer)
     try:
-        supervise(*pickle.load(sys.stdin.buffer))
+        with closing(Children(preload, fork=None)) as children:
+            children.server.begin()  # by a fork of this program, which has not imported the user's modules yet
+            supervise(children, *pickle.load(sys.stdin.buffer))
     except WorkerFailed as error:
         with os.fdopen(result, "wb") as file:
             pickle.dump(error, file)

@@ -1,28 +1,25 @@
 """The agent of a machine: a Ray actor that runs the workers there, and answers the controller."""
 
-import errno
 import os
 import pickle
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from ... import __version__
 from ...envs import vectorize
-from ...errors import Fenced, WorkerFailed, suppress_failed_calls
+from ...errors import Fenced, WorkerFailed
 from ...memory import sweep
 from ...processes import failure_of
 from .actors import Status
 from .program import SUPERVISOR
+from .remains import began
 
 LOOK_S = 0.2  # seconds between the thread's checks of the agent's state
 ABANDONED_S = 30.0  # seconds without a call from the controller after which an agent ends; at least 10 leases
-SWEEPS = 10  # number of sweeps that remove a lost agent's segments
 
 
 class Agent:
@@ -101,20 +98,3 @@ class Agent:
 def make_once(env_fn: Callable[[], Any]) -> None:
     """Makes an environment and closes it, to check that this machine can make it."""
     vectorize(env_fn, 1).close()
-
-
-def began(pid: int) -> str:
-    """Returns a process's start time, which distinguishes it from later processes with its pid; "" if it is gone."""
-    with suppress_failed_calls():
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return ""
-
-
-def clean_up(pid: int, start_time: str) -> None:
-    """Kills a lost agent on this machine and removes its segments; the kernel kills the agent's workers with it."""
-    if start_time and began(pid) == start_time:
-        with suppress_failed_calls(errno.ESRCH):
-            os.kill(pid, signal.SIGKILL)
-    for _ in range(SWEEPS):
-        time.sleep(LOOK_S)  # the kernel needs time to end the processes
-        sweep()

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...closing import Closing
 from ...errors import WorkerFailed, suppress_failed_calls
-from ...processes import dumps, start_child
+from ...processes import EARLY, PRELOAD, dumps, start_child
 from ...run import Memory, RunSpec
 
 SUPERVISOR = "supervisor"  # named as the failed worker if the program itself died
@@ -22,6 +22,7 @@ class Program(Closing):
 
     def __init__(self, spec: RunSpec, memory: Memory) -> None:
         self._result, theirs = os.pipe()
+        os.set_blocking(self._result, False)  # when the program has ended, a worker may still hold the other end
         command = [sys.executable, "-m", f"{__package__}", str(os.getpid()), str(theirs)]
         start: Any = partial(subprocess.Popen, command, stdin=subprocess.PIPE, pass_fds=[theirs])
         self._failed: WorkerFailed | None = None
@@ -34,7 +35,8 @@ class Program(Closing):
             os.close(theirs)
         self._process = process
         with suppress_failed_calls(errno.EPIPE), process.stdin as pipe:  # if it has died, `failure` says so
-            pipe.write(pickle.dumps(sys.path))
+            light = memory.crew.count and spec.acts_compiled  # no worker here needs torch
+            pipe.write(pickle.dumps((sys.path, EARLY if light else PRELOAD)))
             pipe.write(dumps((spec, memory)))
 
     def failure(self) -> WorkerFailed | None:

@@ -22,7 +22,8 @@ from ...config import ClusterConfig
 from ...errors import MarlcoreError
 from ...lazy import missing
 from ...processes import Interrupts, dumps, handlers_kept
-from .agent import Agent, clean_up, make_once
+from .agent import Agent, make_once
+from .remains import clean_up
 
 CONNECT_S = 5.0
 START_S = 120.0  # seconds in which Ray must start an agent, and the agent must import the run's modules

@@ -8,18 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
-from ...cluster import (
-    Bookings,
-    Ingest,
-    Leases,
-    Mirror,
-    PorterActor,
-    RayLink,
-    Relay,
-    WeightsLink,
-    end_actor,
-    start_ingest,
-)
+from ...cluster import Bookings, Leases, Mirror, PorterActor, RayLink, Relay, WeightsLink, end_actor, start_ingest
 from ...config import AssignedPolicy, Config, Crew, crews
 from ...errors import LinkLost
 from ...interfaces import QueueSource, ReplaySource
@@ -27,6 +16,7 @@ from ...memory import SegmentHandle
 from ...queue import TrajectoryQueue
 from ...replay import ReplayBuffer
 from ...run import Memory, attach_transitions, transition_spec
+from .ingests import Target, make_ingests
 
 
 @dataclass(frozen=True)
@@ -128,8 +118,10 @@ def serve(
 ) -> dict[str, Address]:  # fmt: skip
     """Starts a Ray actor with these policies' ingests, and a porter for each policy; returns the learners' addresses.
 
-    `leases` is the controller's table; with `follows`, a copy of it on another machine.
+    `leases` is the controller's table; with `follows`, a copy of it on another machine. Returns once all actors have
+    started. Raises LinkLost: one did not start.
     """
+    porters = {policy.name: start_porter(stack, memory.weights[policy.name], namespace) for policy in policies}
     targets = {
         policy.name: _target_of(stack, policy, memory.transitions[policy.name], config, follows) for policy in policies
     }
@@ -138,10 +130,9 @@ def serve(
         make = partial(make_ingests, targets, leases.handle, follows)
         threads = max(8, (config.cluster.seats + 1) * len(targets))
         stack.callback(end_actor, start_ingest(make, threads=threads, name=ingest, namespace=namespace))
-    return {
-        policy.name: Address(ingest, start_porter(stack, memory.weights[policy.name], namespace), namespace)
-        for policy in policies
-    }
+    for porter in porters.values():
+        PorterActor.wait(porter, namespace)  # else actors would go on with a lost learner's weights
+    return {name: Address(ingest, porter, namespace) for name, porter in porters.items()}
 
 
 def start_porter(stack: ExitStack, store: SegmentHandle, namespace: str, *, every: bool = False) -> str:
@@ -149,9 +140,6 @@ def start_porter(stack: ExitStack, store: SegmentHandle, namespace: str, *, ever
     name = f"marlcore-weights-{store.nonce}"
     stack.callback(end_actor, PorterActor.start(store, name, every=every, namespace=namespace))
     return name
-
-
-Target = tuple[type[ReplayBuffer] | type[TrajectoryQueue], SegmentHandle, SegmentHandle, Sequence[Sequence[int]]]
 
 
 def _target_of(
@@ -170,13 +158,3 @@ def _target_of(
         senders.append(here)
     lanes = [crew.lanes(parts, *shape, bookings.lanes // parts) + crew.block_begins(*shape) for crew in senders]
     return type(storage), transitions, bookings.handle, [each.ravel().tolist() for each in lanes]
-
-
-def make_ingests(targets: Mapping[str, Target], leases: SegmentHandle, follows: bool) -> dict[str, Ingest]:
-    """Makes each policy's ingest, in the process that receives the rows; for `leases` and `follows` see `serve`."""
-    table = Leases.watch(leases)
-    holds = table.allows if follows else table.check
-    return {
-        name: Ingest(kind.attach(transitions), Bookings.attach(bookings), seats, holds=holds)
-        for name, (kind, transitions, bookings, seats) in targets.items()
-    }

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drivers import ForkedCode
 from filled import CYCLE, fill, tree, value_of, words
 from processes import until
 from refused import check_refused, each_bad, refused
 
 from marlcore import ParameterStore
 from marlcore.cluster import Mirror, Porter
+from marlcore.processes import ForkServer
 
 
 @pytest.fixture
@@ -173,13 +175,17 @@ with target.mirror_writer() as writer:
 
 
 @pytest.mark.long
-def test_killed_mirrors_tear_nothing_and_go_on(home: ParameterStore, program: Callable[..., Any]) -> None:
+def test_killed_mirrors_tear_nothing_and_go_on(
+    home: ParameterStore, fork_server: ForkServer, program: Callable[..., Any]
+) -> None:
     """Each mirror is killed at any moment, mostly during a copy, while this process publishes and reads."""
     model, local = tree(), tree()
     with ParameterStore.create_mirror(home.description) as target, home.publisher(model) as publisher:
         subscriber, last, rng = target.subscriber(local), 0, np.random.default_rng(0)
         for _ in range(60):
-            writer = program(MIRROR, args=[home.handle.path, target.handle.path])
+            writer = program(
+                MIRROR, args=[home.handle.path, target.handle.path], start=partial(ForkedCode, fork_server)
+            )
             assert writer.line() == "ready"
             start, pulled = target.version, 0
             while pulled < 20 + rng.integers(20):

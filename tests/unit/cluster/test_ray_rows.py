@@ -1,5 +1,6 @@
 """Rows over Ray: the actor of an ingest is killed, and the relay's errors say why rows do not arrive."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -7,8 +8,10 @@ from typing import Any
 
 import pytest
 import rows_over_ray
+from ray_nodes import RayNodes
 
 DRIVER = """
+import sys
 from functools import partial
 import ray
 from relayed import SMALL, add_some, raw
@@ -29,8 +32,7 @@ def refused(call):
 
 
 assert refused(lambda: RayLink(None, "policy")).startswith("LinkLost: RayLink: this process is not connected")
-ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error",
-         object_store_memory=100 << 20, namespace="test")
+ray.init(address=sys.argv[1], namespace="test", log_to_driver=False, logging_level="error")
 node, home = (ReplayBuffer.create(SMALL, 60_000, 2, name=name) for name in ("node", "home"))
 bookings = Bookings.create(2)
 start = partial(start_ingest, partial(make, home.handle, bookings.handle, [range(2)]))
@@ -40,7 +42,7 @@ link = RayLink(ingest, "policy")
 
 
 @pytest.mark.long
-def test_rows_arrive_once_over_killed_ingests(program: Callable[..., Any]) -> None:
+def test_rows_arrive_once_over_killed_ingests(ray_nodes: RayNodes, program: Callable[..., Any]) -> None:
     """Small messages go with the call, large ones through the object store; then a fenced epoch gets an error."""
     program(
         DRIVER,
@@ -69,12 +71,14 @@ def test_rows_arrive_once_over_killed_ingests(program: Callable[..., Any]) -> No
         assert said.startswith("LinkLost: the ingest cannot be reached: ") and "\\n" not in said, said
         ray.shutdown()
         """,
+        args=[ray_nodes.address],
     ).finish()
 
 
 @pytest.mark.long
-def test_a_million_rows_arrive_once_despite_killed_ingests() -> None:
+def test_rows_of_many_processes_arrive_once_despite_killed_ingests(ray_nodes: RayNodes) -> None:
     """Each row is delivered, skipped at a seam, or counted as lost; where writers wait, no row is lost."""
-    command = [sys.executable, rows_over_ray.__file__, "1000000", "4", "queue", "replay"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.count("1000000 written") == 2, done.stderr
+    command = [sys.executable, rows_over_ray.__file__, "400000", "1", "queue", "replay"]
+    env = {**os.environ, "RAY_ADDRESS": ray_nodes.address}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("400000 written") == 2, done.stderr

@@ -10,14 +10,17 @@ from ray_nodes import RayNodes
 from marlcore.cluster import WeightsLink
 from marlcore.errors import LinkLost
 
+LARGE, SMALL = 128, 64  # widths: rows of the first go through Ray's object store, those of the second with the answer
 DRIVER = """
 import os, signal, sys
+import numpy as np
 import ray
 from filled import CYCLE, fill, tree, value_of, words
 from processes import until
 from marlcore import ParameterStore
 from marlcore.cluster import Mirror, PorterActor, WeightsLink
 
+WIDTH = int(sys.argv[2])
 ray.init(address=sys.argv[1], namespace="test", log_to_driver=False, logging_level="error")
 
 
@@ -27,7 +30,7 @@ class Node:
 
     def __init__(self, name):
         self.mirror = Mirror(WeightsLink(name), name="mirrored")
-        self.model = tree()
+        self.model = tree(WIDTH)
         self.subscriber = self.mirror.store.subscriber(self.model)
         self.pulled = self.last = 0
 
@@ -52,8 +55,8 @@ def nodes(name, count):
     return [Node.options(resources={f"node{i}": 1}).remote(name) for i in range(count)]
 
 
-home = ParameterStore.create(tree(), "triple_buffer", name="home")
-model = tree()
+home = ParameterStore.create(tree(WIDTH), "triple_buffer", name="home")
+model = tree(WIDTH)
 publisher = home.publisher(model)
 
 
@@ -73,8 +76,10 @@ def test_nodes_serve_the_homes_versions_and_share_a_copy(ray_nodes: RayNodes, pr
         publish()
         pulled = ray.get([node.pull.remote(version - 1) for node in followers])
         assert pulled == [(version, 0)] * 3, pulled
+    (row,) = ray.get(porter.fetch.remote(0, 60.0))
+    assert isinstance(row, np.ndarray), "with the answer"
     stats = ray.get(porter.stats.remote())
-    assert stats == {"version": 3, "copies": 3, "nbytes": 3 * home.layout.nbytes, "requests": 9}, stats
+    assert stats == {"version": 3, "copies": 3, "nbytes": 3 * home.layout.nbytes, "requests": 10}, stats
     publish(1000)
     pulled = ray.get([node.pull.remote(1002) for node in followers])
     assert [version for version, _ in pulled] == [1003] * 3, pulled
@@ -84,7 +89,7 @@ def test_nodes_serve_the_homes_versions_and_share_a_copy(ray_nodes: RayNodes, pr
     print(*[directory for directory, path in places if path.startswith(directory)])
     ray.get([node.close.remote() for node in followers])
     """
-    driver = program(DRIVER, body, args=[ray_nodes.address])
+    driver = program(DRIVER, body, args=[ray_nodes.address, SMALL])
     assert driver.line().split() == [str(directory) for directory in ray_nodes.directories]
     driver.finish()
     assert [ray_nodes.segments(i) for i in range(3)] == [[], [], []]
@@ -92,9 +97,14 @@ def test_nodes_serve_the_homes_versions_and_share_a_copy(ray_nodes: RayNodes, pr
 
 @pytest.mark.long
 def test_a_killed_porter_is_started_again(ray_nodes: RayNodes, program: Callable[..., Any]) -> None:
-    """Ray restarts the porter; mirrors find it again and get whole rows and growing versions."""
+    """Ray restarts the porter; mirrors find it again and get whole rows and growing versions. One that is gone is named
+    to them.
+    """
     body = """
     porter = PorterActor.start(home.handle, "porter")
+    publish()
+    (row,) = ray.get(porter.fetch.remote(0, 60.0))
+    assert isinstance(row, ray.ObjectRef), "larger than what goes with the answer"
     followers = nodes("porter", 2)
     for kill in range(2):
         publish(3)
@@ -105,14 +115,7 @@ def test_a_killed_porter_is_started_again(ray_nodes: RayNodes, program: Callable
     lost = [lost for _, lost in ray.get([node.pull.remote(0) for node in followers])]
     assert min(lost) >= 1, lost
     ray.get([node.close.remote() for node in followers])
-    """
-    program(DRIVER, body, args=[ray_nodes.address]).finish()
-
-
-@pytest.mark.long
-def test_a_porter_that_is_gone_is_named(ray_nodes: RayNodes, program: Callable[..., Any]) -> None:
-    body = """
-    ray.kill(PorterActor.start(home.handle, "porter"))
+    ray.kill(porter)
     try:
         while True:  # ray.kill does not wait until the process has ended
             Mirror(WeightsLink("porter"), timeout=0.0).close()
@@ -124,7 +127,7 @@ def test_a_porter_that_is_gone_is_named(ray_nodes: RayNodes, program: Callable[.
     except ConnectionError as error:
         print(error)
     """
-    driver = program(DRIVER, body, args=[ray_nodes.address])
+    driver = program(DRIVER, body, args=[ray_nodes.address, LARGE])
     assert driver.line().startswith("the porter porter cannot be reached: ")
     assert driver.line() == "WeightsLink: this process is not connected to Ray; call ray.init first"
     driver.finish()

@@ -17,9 +17,8 @@ from wander import Wander
 from whole_runs import policy_of
 
 import marlcore as mc
-from marlcore.cluster.nodes import agent, program, ray_cluster
+from marlcore.cluster.nodes import agent, program, ray_cluster, remains
 from marlcore.cluster.nodes import uplink as uplinks
-from marlcore.config import compiled_of
 from marlcore.errors import Fenced
 from marlcore.run import RunSpec
 
@@ -123,7 +122,7 @@ class Idle(ray_cluster.AgentHandle):
 
 
 def test_a_process_is_told_from_a_later_one_by_its_beginning() -> None:
-    assert int(agent.began(os.getpid())) > 0 and agent.began(2**22 + 1) == ""
+    assert int(remains.began(os.getpid())) > 0 and remains.began(2**22 + 1) == ""
 
 
 WITHOUT_TORCH = """
@@ -141,7 +140,6 @@ def test_no_process_but_a_learners_imports_torch_on_a_node_of_compiled_policies(
     """It took 1.6 of the 2.7 CPU-seconds of each agent, program, ingest and porter, and 200 MB of memory."""
     config = mc.Config(cluster=mc.ClusterConfig("auto"))
     policy = policy_of("agent_0", mc.DQN(), Wander, config)
-    policy = replace(policy, compiled=compiled_of(policy, config))
     spec = cloudpickle.dumps(RunSpec(Wander, (policy,), config))
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], input=spec, capture_output=True, check=True)
     assert done.stdout.split() == [b"True", b"False"]
@@ -150,6 +148,12 @@ def test_no_process_but_a_learners_imports_torch_on_a_node_of_compiled_policies(
 class Failing(mc.DQN):
     def transition(self, spaces: mc.Spaces) -> mc.TransitionSpec:
         raise AttributeError("of the user's own")
+
+
+def test_what_receives_rows_and_what_cleans_up_imports_nothing_of_runs() -> None:
+    for module in "ingests", "remains":
+        code = f"import sys, marlcore.cluster.nodes.{module}; print('marlcore.run' in sys.modules)"
+        assert subprocess.check_output([sys.executable, "-c", code]).split() == [b"False"]
 
 
 def test_a_failing_transition_says_why() -> None:
