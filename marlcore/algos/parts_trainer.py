@@ -51,8 +51,8 @@ class PartsTrainer:
     """
 
     def __init__(self, parts: Mapping[str, Part], **kept: Any) -> None:
-        if all(part.stage for part in parts.values()):
-            raise ValueError(f"parts: expected a part with stage 0, got only later parts {[*parts]}")
+        if 0 not in (stages := {name: part.stage for name, part in parts.items()}).values():
+            raise ValueError(f"parts: expected a part with stage 0, got the stages {stages}")
         self.parts = dict(parts)
         self._stateful = {name: part.optimizer for name, part in parts.items()} | kept
 

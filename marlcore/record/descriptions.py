@@ -49,6 +49,7 @@ OF_ROWS = (
     "replay.prioritized",
 )  # fmt: skip
 OF_PRIORITIES = ("learner.n_step", "replay.alpha")
+REPLAYS = "the run's saved replays"
 MOST_NUMBERS = 2**24  # in the arrays of all described spaces: a file may claim any size
 _NUMBERS = {"Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "start"), "Box": ("low", "high")}
 
@@ -169,7 +170,9 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
     for label, reason in fixed.items():
         for name, old, new in _each(label, before, now):
             if old != new:
-                raise ValueError(f"resume: expected {name} {old!r}, as in the run so far, got {brief(new)}: {reason}")
+                remedy = "; to change it, remove checkpoints/*.replay and *.durable" if REPLAYS in reason else ""
+                told = f"expected {name} {old!r}, as in the run so far, got {brief(new)}: {reason}{remedy}"
+                raise ValueError(f"resume: {told}")
     _check_same_spaces(Path(run_dir) / POLICIES, policies)
     steps = steps_taken(run_dir)
     if now["total_steps"] <= steps:
@@ -184,11 +187,9 @@ def fixed_settings(replays: bool, prioritized: bool) -> dict[str, str]:
     """Returns the settings that a resumed run must keep, with reasons; saved replays add some, priorities more."""
     fixed = dict(FIXED)
     if replays:
-        fixed |= dict.fromkeys(
-            OF_ROWS, "the run's saved replays depend on it; to change it, remove checkpoints/*.replay and *.durable"
-        )
+        fixed |= dict.fromkeys(OF_ROWS, f"{REPLAYS} depend on it")
         if prioritized:
-            fixed |= dict.fromkeys(OF_PRIORITIES, "the priorities in the run's saved replays depend on it")
+            fixed |= dict.fromkeys(OF_PRIORITIES, f"the priorities in {REPLAYS} depend on it")
     return fixed
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from crowd import Corridor, interrupt
 from gymnasium.spaces import Box, Discrete
 from hunt import HUNT
 from processes import sweep, until
+from refused import check_refused
 from seams import undrawn
 from whole_runs import (
     LONG,
@@ -101,6 +103,9 @@ def test_a_saved_replay_and_its_priorities_come_back(tmp_path: Path, save: bool)
     assert all(state["sampler"]["masses"].sum() > 0 for state in checkpoints(first.run_dir))
     saved = first.run_dir / "checkpoints" / "agent_0.replay"
     assert saved.exists() == save
+    if save:
+        says = "the priorities in the run's saved replays depend on it; to change it, remove checkpoints/*.replay and"
+        check_refused(lambda: go_on(total_steps=3400, replay=replace(kept, alpha=0.5)), ValueError, says)
     more = go_on(total_steps=3400, replay=kept)
     assert all((more.updates[agent] > first.updates[agent]) == save for agent in AGENTS)
     later = go_on(total_steps=7000, replay=unsaved)
@@ -210,8 +215,7 @@ def test_a_run_goes_on_after_its_parent_was_killed(tmp_path: Path) -> None:
     with (run / "metrics.csv").open("a") as metrics:
         metrics.write("12.5,100,agent_0,lo")  # half a line, as a kill may leave it
     before, updates = steps_of(run), min(torch.load(path)["updates"] for path in run.glob("checkpoints/*.pt"))
-    code, output = finished(marlcore("train", "--resume", run, "--total-steps", before + 5_000, cwd=tmp_path))
-    assert code == 0, output
+    assert main(["train", "--resume", str(run), "--total-steps", str(before + 5_000)]) == 0
     assert steps_of(run) >= before + 5_000
     assert all(torch.load(path)["updates"] > updates >= 50 for path in run.glob("checkpoints/*.pt"))
     while any(path.name in sweep() for path in Path("/dev/shm").glob("marlcore-*")):
@@ -251,18 +255,17 @@ def test_own_algorithms_and_environments_are_resumed_by_name(
 ) -> None:
     (tmp_path / "mine.py").write_text(MODULE)
 
-    def marlcore_train(*options: str) -> tuple[int, str]:
-        return finished(marlcore("train", *options, cwd=tmp_path))
-
-    code, output = marlcore_train(*NAMED.split(), "--learner.device", "cpu", "--total-steps", "200")
+    options = *NAMED.split(), "--learner.device", "cpu", "--total-steps", "200"
+    code, output = finished(marlcore("train", *options, cwd=tmp_path))
     assert code == 0, output
     plain = config_of(tmp_path / "run")
     assert (plain["env"], plain["algorithm"], plain["hyperparameters"]["shape"]) == ("mine:hunt", "mine:Mine", [5, 6])
-    code, output = marlcore_train("--resume", "run", "--total-steps", "300")
-    assert code == 0 and steps_of(tmp_path / "run") >= 300, output
-    (tmp_path / "mine.py").unlink()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)  # as the commands do; this process never imported that module
+    monkeypatch.syspath_prepend(tmp_path)  # as the commands do
+    assert main(["train", "--resume", "run", "--total-steps", "300"]) == 0 and steps_of(tmp_path / "run") >= 300
+    (tmp_path / "mine.py").unlink()
+    del sys.modules["mine"]
+    capsys.readouterr()
     assert main(["train", "--resume", "run", "--total-steps", "400"]) == main(["eval", "run"]) == 2
     resumed, evaluated = capsys.readouterr().err.splitlines()
     assert "got 'mine:Mine' (ModuleNotFoundError: No module named 'mine')" in resumed
