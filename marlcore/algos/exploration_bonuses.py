@@ -73,8 +73,9 @@ class StateTable(nn.Module):
         if not np.array_equal(present, self._read):
             self._row_of = {digest: row for row, digest in enumerate(present.tolist(), 1)}
             self._read = present.copy()
-        rows, row_of = [], self._row_of
-        for state in _each(states):
+        states, row_of = [*_each(states)], self._row_of
+        found = dict.fromkeys(states, 0)  # a batch has many states more than once
+        for state in found:
             known = self._digest_of.get(state)
             digest = _digest(state) if known is None else known
             row = row_of.get(digest, 0)
@@ -83,19 +84,18 @@ class StateTable(nn.Module):
                 self.digests[row] = digest
             if known is None and row:
                 self._digest_of[state] = digest
-            rows.append(row)
+            found[state] = row
         if len(row_of) > len(present):
             self.states.fill_(len(row_of))
             self._read = self.digests[1 : len(self) + 1].numpy(force=True).copy()
-        return torch.tensor(rows, dtype=torch.int64, device=self.values.device)
+        return torch.tensor([found[state] for state in states], dtype=torch.int64, device=self.values.device)
 
 
 def _each(states: Any) -> Iterable[Hashable]:
     if isinstance(states, (str, bytes, Mapping)):
         raise TypeError(f"states: expected an array or a sequence of states, got {brief(states)}")
     if isinstance(states, (np.ndarray, torch.Tensor)):
-        numbers = states.tolist()
-        return numbers if states.ndim == 1 else map(tuple, states.reshape(len(states), -1).tolist())
+        return states.tolist() if states.ndim == 1 else map(tuple, states.reshape(len(states), -1).tolist())
     return states  # type: ignore[no-any-return]
 
 
