@@ -4,8 +4,6 @@ cpprb has a buffer for several processes, and one without lock and shared memory
 Stable-Baselines3 have. TorchRL's prioritized one is left out: its extension does not load beside the pinned torch.
 """
 
-import logging
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -37,7 +35,7 @@ from .transitions import (
     rows_of,
     spec_of,
 )
-from .work import Row, Scale, Work, memcpy, shared_bytes
+from .work import Row, Scale, Work, import_torchrl, memcpy, shared_bytes
 
 # A row of 4 floats as marlcore stores it: from its flags on, its version, reward, action and obs; the next row's obs
 STORED_NBYTES, STORED = 40, ((7, 33), (64, 16))
@@ -107,11 +105,9 @@ def _cpprb(scale: Scale, obs: NDArray[Any], kind: str = "MPReplayBuffer") -> Wor
 
 def _torchrl_buffer(scale: Scale) -> Any:
     """TorchRL's buffer for several processes, full of transitions in the form of TorchRL's collectors."""
-    logging.getLogger("torchrl").setLevel(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of an extension that does not load beside this torch
-        from tensordict import TensorDict
-        from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+    import_torchrl()
+    from tensordict import TensorDict
+    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(scale.vectors), batch_size=BATCH, shared=True)
 

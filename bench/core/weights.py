@@ -11,7 +11,8 @@ from torch import nn
 
 from marlcore import ParameterStore
 
-from .work import Row, Scale, Work, memcpy, shared_bytes
+from .transitions import installed
+from .work import Row, Scale, Work, import_torchrl, memcpy, shared_bytes
 
 MakeModel = Callable[[], nn.Module]
 
@@ -86,6 +87,19 @@ def by_locks(_: Scale, make_model: MakeModel, pulling: bool, device: str = "cpu"
     return _handing_over(model, partial(locked.publish, model), local, partial(locked.pull, local), pulling)
 
 
+def _torchrl(_: Scale, make_model: MakeModel, pulling: bool) -> Work:
+    """Its scheme for shared memory, without the queues by which it tells its workers; nothing keeps weights whole."""
+    import_torchrl()
+    from tensordict import TensorDict
+    from torchrl.weight_update import SharedMemTransport, WeightStrategy
+
+    model, local = make_model(), make_model()
+    transport, strategy = SharedMemTransport(), WeightStrategy(extract_as="tensordict")
+    transport.register_weights({0: (shared := TensorDict.from_module(model).data.clone().share_memory_())}, {})
+    pull = partial(transport.receive_weights, weights=shared, model=local, strategy=strategy)
+    return _handing_over(model, lambda: transport.send_weights(strategy.extract_weights(model)), local, pull, pulling)
+
+
 def _memcpy(_: Scale, make_model: MakeModel, pulling: bool) -> Work:
     """The weights' bytes into two shared slots by turns, or out of the slot that was just written."""
     size = sum(tensor.nbytes for tensor in make_model().state_dict().values())
@@ -95,7 +109,7 @@ def _memcpy(_: Scale, make_model: MakeModel, pulling: bool) -> Work:
     return memcpy(((local, slot) for slot in slots), prepare=publish.run) if pulling else publish
 
 
-LIBRARIES = {"marlcore": by_marlcore, "locks": by_locks, "memcpy": _memcpy}
+LIBRARIES = installed({"marlcore": by_marlcore, "locks": by_locks, "torchrl": _torchrl, "memcpy": _memcpy})
 ROWS = (
     Row("publish 0.28 MB", LIBRARIES, {"locks": 1 / 15}, (small, False)),
     Row("publish 6.8 MB", LIBRARIES, {"memcpy": 1.08}, (large, False)),

@@ -11,9 +11,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
-from numpy.typing import NDArray
 
 import marlcore as mc
 from marlcore.config import preset_names
@@ -32,7 +30,6 @@ RL_ZOO = {  # one run each, in thousands of steps; HalfCheetah and Hopper are -v
     "pong-dqn": (20.6, 10_000),
 }  # fmt: skip
 TEAM_TASKS = ("simple-spread", "simple-reference", "simple-tag")
-TEAM_ALGORITHMS = ("vdn", "qmix", "matd3", "maddpg", "happo", "coma", "mappo", "ppo")
 TEAM_STEPS = 100_000  # of the environment, by all of their presets
 OF_BENCHMARL = {"vdn": "vdn", "qmix": "qmix", "maddpg": "maddpg", "mappo": "mappo", "ippo": "ppo"}  # by its names
 COLUMNS = (
@@ -62,7 +59,6 @@ def write(figures: Mapping[str, Any], defaults: Mapping[str, Any], benchmarl: Ma
     renderers["benchmarl"] = lambda _: beside_benchmarl(figures, benchmarl)
     page.write_text(filled(page.read_text(), renderers))
     draw({name: figures[name] for name in preset_names() if name in figures}, DOCS / "zoo" / "curves.png")
-    draw_teams(figures, DOCS / "zoo" / "teams.png")
 
 
 def conditions(figures: Mapping[str, Any]) -> str:
@@ -140,34 +136,13 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
             axes.set_axis_off()
         for axes, (preset, record) in zip(panels, figures.items(), strict=False):
             env, _, config = mc.preset(preset)
-            steps, curves = _curves_of(record, config.total_steps)
+            curves = np.array([run["curve"] for run in record["runs"].values()], float)  # [runs, bins]
+            whole = ~np.isnan(curves).any(0)  # where every run has some returns
+            steps, curves = ((np.arange(len(whole)) + 0.5) / len(whole) * config.total_steps)[whole], curves[:, whole]
             axes.fill_between(steps, curves.min(0), curves.max(0), alpha=0.25, linewidth=0)
             axes.plot(steps, curves.mean(0), linewidth=1.5)
             if (threshold := threshold_of(env)) is not None:
                 axes.axhline(threshold, color="0.5", linewidth=1, linestyle="--")
-            _label(axes, preset)
+            axes.set_title(preset, fontsize=9)
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             axes.tick_params(labelsize=7)
-
-
-def draw_teams(figures: Mapping[str, Any], path: Path) -> None:
-    """A panel a task: the mean curve of each algorithm's seeds."""
-    with picture(path, 1, len(TEAM_TASKS), figsize=(12, 4), dpi=90) as (_, panels):
-        for axes, task in zip(panels, TEAM_TASKS, strict=True):
-            for number, algorithm in enumerate(TEAM_ALGORITHMS):
-                if record := figures.get(f"{task}-{algorithm}"):
-                    steps, curves = _curves_of(record, TEAM_STEPS)
-                    axes.plot(steps, curves.mean(0), color=f"C{number}", linewidth=1.5, label=algorithm.upper())
-            _label(axes, task.replace("-", "_"))
-            axes.legend(fontsize=7, frameon=False)
-
-
-def _curves_of(record: Mapping[str, Any], total_steps: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The steps in the middle of each bin, and the returns [runs, bins], of bins where every run has some."""
-    curves = np.array([run["curve"] for run in record["runs"].values()], float)
-    bins, whole = curves.shape[1], ~np.isnan(curves).any(0)
-    return (np.arange(bins)[whole] + 0.5) / bins * total_steps, curves[:, whole]
-
-
-def _label(axes: Axes, title: str) -> None:
-    axes.set_title(title, fontsize=9)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))

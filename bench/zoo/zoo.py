@@ -106,15 +106,12 @@ def record_of(figures: Mapping[str, Any], preset: str) -> dict[str, Any]:
     return {**of_now, **chance, "runs": {}}
 
 
-def score_of(preset: str, changes: Mapping[str, Any], seed: int, record: Mapping[str, Any]) -> float:
-    run, chance = train_fresh(preset, seed, changes), record["random"]
-    own = page.interquartile_mean([run["last"] for run in record["runs"].values()])
-    return round((run["last"] - chance) / (page.RL_ZOO.get(preset, own)[0] - chance), 3)
-
-
 def compare_with_defaults(preset: str, changes: Mapping[str, Any], seeds: list[int]) -> None:
     name = ", ".join(f"{key}={value}" for key, value in changes.items()) or "defaults"
-    scores = [score_of(preset, changes, seed, read_figures(FIGURES)[preset]) for seed in seeds]
+    record = read_figures(FIGURES)[preset]
+    own = page.interquartile_mean([run["last"] for run in record["runs"].values()])
+    chance, most = record["random"], page.RL_ZOO.get(preset, own)[0]
+    scores = [round((train_fresh(preset, seed, changes)["last"] - chance) / (most - chance), 3) for seed in seeds]
     stored, algorithm = read_figures(DEFAULTS), preset.rpartition("-")[2]
     stored.setdefault(algorithm, {}).setdefault(name, {})[preset] = scores
     DEFAULTS.write_text(json.dumps(stored, indent=1) + "\n")
