@@ -4,13 +4,12 @@ import argparse
 import os
 import platform
 import sys
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.markdown import Markdown
 
@@ -39,10 +38,11 @@ def busy() -> str:
 
 def describe_machine(load: float) -> dict[str, str]:
     """The conditions of the figures, by name, with the load at the start."""
-    found = {name: metadata.version(name) if find_spec(name) else "not installed" for name in ("cpprb", "torchrl")}
+    peers = "cpprb", "torchrl"
+    found = [f"{name} {metadata.version(name) if find_spec(name) else 'not installed'}" for name in peers]
     return {
         "machine": f"{system()}, load {load:.1f} at the start",
-        "software": f"{software()}, {torch.get_num_threads()} torch thread, {', '.join(map(' '.join, found.items()))}",
+        "software": ", ".join([software(), f"{import_module('torch').get_num_threads()} torch thread", *found]),
     }
 
 
@@ -51,7 +51,7 @@ def system() -> str:
 
 
 def software() -> str:
-    return f"Python {platform.python_version()}, NumPy {np.__version__}, torch {torch.__version__}"
+    return f"Python {platform.python_version()}, NumPy {np.__version__}, torch {metadata.version('torch')}"
 
 
 def load_since(before: float) -> str:

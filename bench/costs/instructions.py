@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from core import mutants
 
 import marlcore as mc
 
@@ -35,6 +36,7 @@ MOST_GROWTH = 0.02  # counts repeat exactly: it leaves room for a few instructio
 
 PTRACE_PEEKUSER, PTRACE_CONT, PTRACE_SINGLESTEP = 3, 7, 9
 PROGRAM_COUNTER = 16 * 8  # of x86-64's struct user
+PROGRAMS = "count_calls", "count_networks"  # of csrc/test
 
 # PTRACE_TRACEME, and ADDR_NO_RANDOMIZE: loops that first reach an aligned address repeat exactly
 TRACED = """
@@ -62,13 +64,16 @@ def reason_against() -> str:
     return "no process may be traced here" if subprocess.call([sys.executable, "-S", "-c", refused]) else ""
 
 
-def count_core(core: Path = CORE) -> Counts:
-    """Instructions of the calls of test/count_calls.c, by name, with the core of these sources."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "count_calls"
-        sources = [core / "test" / "count_calls.c", *sorted(core.glob("*.c"))]
-        subprocess.run(["gcc", *FLAGS.split(), f"-I{core}", *sources, "-o", program, "-pthread", "-lm"], check=True)
-        return _count([str(program)], os.environ, str(program))
+def count_core(core: Path = CORE, programs: Sequence[str] = PROGRAMS) -> Counts:
+    """Instructions of these programs' calls, by name, with the core of these sources."""
+    counts: Counts = {}
+    for name in programs:
+        sources = mutants.sources_of(core, core / "test" / f"{name}.c")
+        with tempfile.TemporaryDirectory() as folder:
+            program = str(Path(folder) / name)
+            subprocess.run(["gcc", *FLAGS.split(), f"-I{core}", *sources, "-o", program, "-pthread", "-lm"], check=True)
+            counts |= _count([program], os.environ, program)
+    return counts
 
 
 def count_kernels() -> Counts:

@@ -116,14 +116,16 @@ def adopt() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def measure(side: Side, setting: Setting, cores: int, sources: Path, seconds: float) -> dict[str, Any]:
+def measure(
+    side: Side, setting: Setting, cores: int, sources: Path, seconds: float, warm_s: float = WARM_S
+) -> dict[str, Any]:
     """A side's rates between its two marks, and its processes with the cores that each of them used.
 
     The process that calls this must have no other children; they would be counted, and ended.
     """
     adopt()
     python = side.environment.python if side.environment else sys.executable
-    words = side.module, json.dumps(asdict(setting)), side.form, str(cores), str(WARM_S), str(seconds)
+    words = side.module, json.dumps(asdict(setting)), side.form, str(cores), str(warm_s), str(seconds)
     env = {**WITH_MARLCORE, "MARLCORE_BENCH_SOURCES": str(sources), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     env["RAY_worker_niceness"] = "0"  # as the other sides have, as torch's one thread by OMP_NUM_THREADS
     marks, names = list[Mark](), dict[psutil.Process, str]()

@@ -1,29 +1,8 @@
 /* The core's hot calls, one after another: each is named on stdout, and stands between two stops (SIGSTOP),
  * so that a tracer can count its instructions. Rows are those of 4 floats: 40 bytes with the action. */
-#include <signal.h>
+#include "count.h"
 
-#include "check.h"
-
-enum {
-    RECORD = 40,
-    FRAME = 84 * 84,
-    ROWS = 64,
-    DRAWN = 256,
-    READ = 128,
-    BATCH = 16,
-    WEIGHTS = 65536,
-    CAPACITY = 1024
-};
-
-#define COUNT(name, call)                                                                                    \
-    do {                                                                                                     \
-        CHECK((call) >= 0); /* touches its memory for the first time */                                      \
-        puts(name);                                                                                          \
-        fflush(stdout);                                                                                      \
-        raise(SIGSTOP);                                                                                      \
-        (void)(call);                                                                                        \
-        raise(SIGSTOP);                                                                                      \
-    } while (0)
+enum { RECORD = 40, FRAME = 84 * 84, ROWS = 64, DRAWN = 256, READ = 128, WEIGHTS = 65536, CAPACITY = 1024 };
 
 static uint8_t records[2 * ROWS * RECORD], frame[FRAME], ends[3 * ROWS], weights[WEIGHTS],
     rows[READ * RECORD], ok[DRAWN];
@@ -80,32 +59,9 @@ static void count_weights(void) {
     free_lane(&lane);
 }
 
-static void count_networks(void) {
-    static float numbers[10][64 * ROWS], x[BATCH * MC_PAD];
-    struct mc_layer layer = {.inputs = 64, .outputs = 64, .activation = MC_TANH, .weight = numbers[0]};
-    layer.bias = layer.row = numbers[1];
-    layer.forward = numbers[2];
-    layer.backward = numbers[0];
-    layer.output = numbers[3];
-    layer.gradient = numbers[4];
-    layer.weight_gradient = numbers[5];
-    layer.bias_gradient = numbers[6];
-    struct mc_layer chain[] = {layer, layer};
-    struct mc_tensor tensor = {64 * 64, numbers[0], numbers[5], numbers[7], numbers[8], numbers[9]};
-    float number = 0;
-    struct mc_descent descent = {&tensor, 1, 1e-3, 0.9, 0.999, 1e-8, &number, 10.0, 0.02};
-    chain[0].inputs = 4;
-    mc_dense_use(MC_BASELINE); /* which any processor has */
-    COUNT("pack 4-64-64", (mc_layers_pack(chain, 2), 0));
-    COUNT("forward, 16 rows by 4-64-64", (mc_layers_forward(chain, 2, BATCH, x, MC_PAD), 0));
-    COUNT("backward, 16 rows by 4-64-64", (mc_layers_backward(chain, 2, BATCH, x, MC_PAD, NULL, 1), 0));
-    COUNT("Adam, 4,096 weights with targets", mc_descend(&descent));
-}
-
 int main(void) {
     count_adds();
     count_lanes();
     count_weights();
-    count_networks();
     return 0;
 }

@@ -18,6 +18,7 @@ from pathlib import Path
 from mutants import compile_with
 
 SPIN = shutil.which("spin")
+SOONER = "clang" if shutil.which("clang") else "gcc"  # compiles a mutant's search in two thirds of the time
 DEPTH = 10_000
 
 
@@ -31,6 +32,9 @@ class Model:
     """Each a size of the sound model, as macros; a mutant has that of its file."""
     liveness: bool = False
     """It has a property of whole runs. None of them is endless, so no fairness is asked for."""
+    order: tuple[str, ...] = ()
+    """Flags of the compiler for another order of the search, in which mutants are found sooner; a sound model's search
+    visits all states in any order."""
 
     @property
     def path(self) -> Path:
@@ -64,6 +68,7 @@ MODELS = (
             "LOCK_OUTLIVES_ITS_HOLDER",
         ),
         sizes=((), ("KILLS=3", "ONE_SWEEPER")),
+        order=("-DREVERSE",),
     ),
     Model(
         "save",
@@ -130,6 +135,7 @@ MODELS = (
             "GAPS_UNDECLARED",
             "DUPLICATES_TAKEN",
         ),
+        order=("-DT_REVERSE",),
     ),
     Model(
         "supervisor",
@@ -197,8 +203,9 @@ def search(model: Model, macros: tuple[str, ...]) -> Search:
         _run(["spin", "-a", *(f"-D{macro}" for macro in macros), str(model.path)], folder)
         kind = [] if model.liveness else ["-DSAFETY"]
         sound = macros in model.sizes
-        optimized = "-Og" if sound else "-O0"  # long searches wait for memory, which no optimization changes
-        compile_with(["gcc", optimized, "-w", *kind, "-o", str(folder / "pan"), str(folder / "pan.c")])
+        # long searches wait for memory, which no optimization changes
+        compiler = ["gcc", "-Og"] if sound else [SOONER, "-O0", *model.order]
+        compile_with([*compiler, "-w", *kind, "-o", str(folder / "pan"), str(folder / "pan.c")])
         table = "-w24" if sound else "-w20"  # nor does it need a table for so many states, which grows if it must
         said = _run(["./pan", f"-m{DEPTH}", table, *(["-a"] if model.liveness else [])], folder)
     counts = re.search(r"errors: (\d+)\s+(\d+) states, stored", said)

@@ -9,11 +9,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from core import CORE, CRASH_FLAGS, build, call_names, mutants, run
+from core import CORE, CRASH_FLAGS, build, call_names, command_of, mutants, objects, run, sources
 
 GCC = "aarch64-linux-gnu-gcc"
 EMULATOR = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64") or ""
-CFLAGS = [*mutants.CFLAGS, f"-I{CORE}", "-pthread"]
+POINTS = "test/crash_points.c"
 
 MISSING = (
     "a compiler for aarch64 or its emulator is not installed "
@@ -22,10 +22,10 @@ MISSING = (
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not (shutil.which(GCC) and EMULATOR), reason=MISSING)]
 
 
-def test_every_source_compiles_for_aarch64_without_a_warning(tmp_path: Path):
-    for source in [*CORE.glob("*.c"), *(CORE / "test").glob("*.c")]:
-        warnings = CRASH_FLAGS[:-1] if source.name == "crash_points.c" else CFLAGS
-        mutants.compile_with([GCC, *warnings, f"-I{CORE}", "-c", str(source), "-o", str(tmp_path / "object")])
+def test_every_source_compiles_for_aarch64_without_a_warning():
+    texts = sources(CORE) | {f"test/{source.name}": source.read_text() for source in (CORE / "test").glob("*.c")}
+    objects([GCC, *CRASH_FLAGS], CORE, {POINTS: texts.pop(POINTS)})
+    objects(command_of(["-static"], GCC), CORE, texts)
 
 
 @pytest.mark.parametrize("name", ["test_core", "test_transitions", "test_dense"])
@@ -64,12 +64,10 @@ int main(void) {
 
 def test_crash_points_make_the_system_calls_of_aarch64(tmp_path: Path):
     """The emulator knows no seccomp: what traps the calls is compiled, what makes them runs."""
-    points, program = CORE / "test" / "crash_points.c", tmp_path / "calls"
-    sources = map(str, sorted(CORE.glob("*.c")))
-    header = ["-include", str(points.with_suffix(".h"))]
-    mutants.compile_with(
-        [GCC, *CRASH_FLAGS, *header, f"-I{CORE}", *sources, str(points), "-o", str(tmp_path / "core.so")]
-    )
+    points, program = CORE / POINTS, tmp_path / "calls"
+    command = [GCC, *CRASH_FLAGS]
+    built = objects(command, CORE, sources(CORE, POINTS), ["-include", "test/crash_points.h"])
+    mutants.compile_with([*command, *built, "-o", str(tmp_path / "core.so")])
     program.with_suffix(".c").write_text(CALLS)
     tests = ["-std=gnu11", "-static", f"-I{CORE}", f"-I{points.parent}"]
     mutants.compile_with([GCC, *tests, str(program.with_suffix(".c")), str(points), "-o", str(program)])

@@ -15,14 +15,14 @@ import pytest
 from core import CORE, build, counted, mutants, print_counts, run
 from tiers import long_but
 
-SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-OPAQUE = ["-O1", "-g", "-fsanitize=thread", "-Wno-tsan"]  # it knows no fences; the compiler would warn of them
+SANITIZERS = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+OPAQUE = ["-O1", "-g1", "-fsanitize=thread", "-Wno-tsan"]  # it knows no fences; the compiler would warn of them
 THREADS = [*OPAQUE, "-DMC_OPAQUE_BYTES=UINT64_MAX"]  # rows race on purpose: word by word, each of them atomic
 MEMCHECK = ["valgrind", "-q", "--error-exitcode=99", "--leak-check=full"]
 
 BUILDS = {
-    "optimized": (["-g"], []), "sanitized": (SANITIZERS, []), "threads": (THREADS, []),
-    "valgrind": (["-g"], MEMCHECK),  # the same program
+    "optimized": ([], []), "sanitized": (SANITIZERS, []), "threads": (THREADS, []),
+    "valgrind": ([], MEMCHECK),  # the same program
 }  # fmt: skip
 """Flags of the compiler, and what runs the program."""
 
@@ -45,7 +45,7 @@ def test_c_tests_pass(name: str, kind: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return mutants.build_stress(CORE, tmp_path_factory.mktemp("stress") / "stress_lane")
+    return build(CORE, "stress_lane", tmp_path_factory.mktemp("stress"))
 
 
 STRESSES = {
@@ -115,7 +115,7 @@ RACES = {
 @pytest.mark.parametrize("arguments", RACES.values(), ids=RACES.keys())
 def test_a_thread_sanitizer_finds_no_race(tmp_path: Path, arguments: str) -> None:
     """Every word that both touch is atomic, and what readers check after copying is ordered by more than luck."""
-    done = run([mutants.build_stress(CORE, tmp_path / "stress", THREADS), *arguments.split()])
+    done = run([build(CORE, "stress_lane", tmp_path, THREADS), *arguments.split()])
     assert done.returncode == 0, done.stdout + done.stderr
     assert raced(done)["torn"] == 0
 

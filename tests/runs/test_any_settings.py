@@ -138,7 +138,7 @@ def are_due(algorithm: Any, config: mc.Config) -> bool:
     return 0.05 * (steps - config.learner.warmup - 2 * config.lanes) > 2
 
 
-@pytest.mark.parametrize("examples", [5, pytest.param(200, marks=LONG)])
+@pytest.mark.parametrize("examples", [5, pytest.param(100, marks=LONG)])
 def test_settings_are_refused_in_one_line_or_train(tmp_path: Path, examples: int) -> None:
     trained = []
 

@@ -60,7 +60,8 @@ class Page:
         return answer["result"].get("value")
 
     def resize(self, width: int) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        size = {"width": width, "height": 100}  # what is drawn costs more than what is laid out
+        self.call("Emulation.setDeviceMetricsOverride", **size, deviceScaleFactor=1, mobile=False)
 
     def prefer(self, scheme: str) -> None:
         """Shows the page to a user who prefers a scheme, `light` or `dark`."""

@@ -57,18 +57,27 @@ def _object_of(preprocessed: str, command: tuple[str, ...]) -> str:
     return compiled
 
 
-def _objects(core: Path, command: Sequence[str], extra: Mapping[str, str], first: Sequence[str] = ()) -> list[str]:
-    """All of the core, and sources that come with it; `first` is for the preprocessor alone."""
-    sources = {source.name: source.read_text() for source in sorted(core.glob("*.c"))} | extra
-    texts = [_preprocessed(core, name, text, [*command, *first]) for name, text in sources.items()]
-    return [_object_of(text, tuple(command)) for text in texts]
+def sources(core: Path, program: str = "") -> dict[str, str]:
+    """The texts of the core by their names or, with a program, its text and those of the core that it needs."""
+    paths = mutants.sources_of(core, core / program) if program else sorted(core.glob("*.c"))
+    return {str(path.relative_to(core)): path.read_text() for path in paths}
+
+
+def objects(command: Sequence[str], core: Path, texts: Mapping[str, str], first: Sequence[str] = ()) -> list[str]:
+    """Those texts compiled; `first` is for the preprocessor alone."""
+    expanded = [_preprocessed(core, name, text, [*command, *first]) for name, text in texts.items()]
+    return [_object_of(text, tuple(command)) for text in expanded]
+
+
+def command_of(flags: Sequence[str], gcc: str) -> list[str]:
+    return [gcc, *mutants.CFLAGS, "-g1", *flags, "-pthread"]
 
 
 def build(core: Path, name: str, folder: Path, flags: Sequence[str] = (), gcc: str = "gcc") -> Path:
-    """The program <core>/test/<name>.c with all of the core."""
-    command, main = [gcc, *mutants.CFLAGS, *flags], f"test/{name}.c"
-    objects = _objects(core, [*command, "-pthread"], {main: (core / main).read_text()})
-    mutants.compile_with([*command, *objects, "-pthread", "-lm", "-o", str(folder / name)])
+    """The program <core>/test/<name>.c with what it needs of the core."""
+    command = command_of(flags, gcc)
+    built = objects(command, core, sources(core, f"test/{name}.c"))
+    mutants.compile_with([*command, *built, "-lm", "-o", str(folder / name)])
     return folder / name
 
 
@@ -129,8 +138,8 @@ def build_crash_points(core: Path, folder: Path, points: str = "crash_points", f
     ffi.set_source("marlcore._core", '#include "api.h"', py_limited_api=True)
     generated, built, other = folder / "_core.c", folder / "_core.abi3.so", f"test/{points}.c"
     ffi.emit_c_code(str(generated))
-    extra = {generated.name: generated.read_text(), other: (core / other).read_text()}
+    texts = sources(core) | {generated.name: generated.read_text(), other: (core / other).read_text()}
     first = ["-include", "test/crash_points.h", "-isystem", sysconfig.get_path("include")]
     command = ["gcc", *CRASH_FLAGS, *flags]
-    mutants.compile_with([*command, *_objects(core, command, extra, first), "-o", str(built)])
+    mutants.compile_with([*command, *objects(command, core, texts, first), "-o", str(built)])
     return built

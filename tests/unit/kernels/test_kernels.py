@@ -202,11 +202,13 @@ CHANGED = """
     sys.path.insert(0, sys.argv[1])
     import marlcore
     assert marlcore.__file__.startswith(sys.argv[1])
-    spec = marlcore.TransitionSpec(marlcore.Field(), marlcore.Field())
-    with marlcore.ReplayBuffer.create(spec, 8) as replay, replay.writer() as writer:
-        for _ in range(4):
-            writer.add(0.0, 0.0, 1.0, terminated=True)
-        print(replay.sampler(1, n_step=2).sample().reward[0])
+    import numpy as np
+    from marlcore.kernels import columns, plan
+    row, out = np.array([1.0, 3.0] * 5), np.zeros(80, np.uint8)
+    column = np.zeros(1, plan.COLUMN)
+    column["base"], column["size"] = row.ctypes.data, out.nbytes
+    columns.gather(column, 1, np.zeros(1, np.int64), out)
+    print(out.view(np.float64)[0])
 """
 
 
@@ -225,7 +227,7 @@ PLANNED = """
 @pytest.mark.parametrize(
     ("code", "file", "line", "changed"),
     [
-        (CHANGED, "kernels/gather.py", "total += discount * floats", "total += 3.0 * discount * floats"),
+        (CHANGED, "kernels/gather.py", "copy_bytes(to, source, size)", "copy_bytes(to, source + 8, size - 8)"),
         (PLANNED, "planning/kernels/expectations.py", "total[goal] += p * (", "total[goal] += 3.0 * p * ("),
     ],
 )

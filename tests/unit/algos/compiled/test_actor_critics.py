@@ -30,7 +30,7 @@ CASES: dict[str, tuple[Any, Spaces, int]] = {
 QUICK = [(name, 12) for name in CASES]
 
 
-@pytest.mark.parametrize("name, updates", long_but(QUICK, [*QUICK, *((name, 200) for name in [*CASES][::3])]))
+@pytest.mark.parametrize("name, updates", long_but(QUICK, [*QUICK, *((name, 60) for name in [*CASES][::3])]))
 def test_compiled_updates_equal_the_text(name: str, updates: int) -> None:
     hyper, spaces, rows = CASES[name]
     check_updates_alike(hyper, spaces, updates, wide=30 if "bounds" in name else 0, rows=rows)

@@ -39,7 +39,7 @@ OPTIONS: dict[str, list[Any]] = {
     "normalize_values": [True, False],
     "learning_rate": [1e-3, "linear(1e-3, 0, 100)"],
 }
-CASES = [(case, 6) for case in range(16)], [(case, 200) for case in range(16, 32, 3)]
+CASES = [(case, 6) for case in range(16)], [(case, 60) for case in range(16, 32, 3)]
 
 
 def batch_for(hyper: mc.PPO, spaces: Spaces, seed: int, numbers: Any) -> SimpleNamespace:

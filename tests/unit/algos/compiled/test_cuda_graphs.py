@@ -37,7 +37,7 @@ from marlcore.algos.compiled.cuda_graphs import (
 from marlcore.replay.prefetch_work import Mover
 from marlcore.run.roles import learner as learner_role
 
-UPDATES, BATCH = 50, 128
+UPDATES, BATCH = 30, 128
 OBS = Box(-9, 9, (100,))  # so that the memory of a batch is large enough to be registered
 SCHEDULED: dict[str, Any] = {"hidden": (8, 8), "learning_rate": "linear(1, 0, 100)"}
 HYPER: dict[str, Any] = {
