@@ -16,8 +16,8 @@ from marlcore.testing import chaos, checked
 def test_a_run_under_kills_reads_nothing_torn() -> None:
     reports: list[chaos.ChaosResult] = []
     while sum(report.restarts for report in reports) < 2 or sum(report.rows for report in reports) < 10_000:
-        assert len(reports) < 90, "half an hour"
-        reports.append(chaos.attack(seconds=10, seed=1 + len(reports), pause=0.5))
+        assert len(reports) < 180, "half an hour"
+        reports.append(chaos.attack(seconds=5, seed=1 + len(reports), pause=0.5))
         assert reports[-1].good, str(reports[-1])
 
 

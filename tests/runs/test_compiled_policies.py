@@ -71,6 +71,7 @@ def failing() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("shared_fork_server")
 def test_a_run_whose_learner_never_begins_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(mc.WorkerFailed, match="mine"):
         answers(tmp_path, late(tmp_path / "asked", failing))
@@ -102,6 +103,7 @@ class Spoiled(mc.PPO):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("shared_fork_server")
 def test_weights_that_begin_as_nan_end_a_run_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(mc.WorkerFailed, match=r"there is no checkpoint yet$") as caught:
         runs.train(tmp_path, CARTPOLE, Spoiled(), mode="async", **ON_POLICY)
@@ -121,6 +123,7 @@ def test_metrics_are_recorded_before_the_learner_can_start(tmp_path: Path, monke
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("shared_fork_server")
 def test_a_run_stopped_before_its_learner_begins_can_go_on(tmp_path: Path) -> None:
     (tmp_path / "asked").mkdir()
     env, called, go = partial(Asked, tmp_path / "asked"), tmp_path / "called", tmp_path / "go"

@@ -17,15 +17,16 @@ import pytest
 import torch
 import victims
 from crowd import Corridor, interrupt
-from processes import await_group, children, family, start_python, until
+from processes import children, family, start_python, until
 from refused import check_refused, refusals
-from whole_runs import LONG, Runs, checkpoint, config_of, metrics_of, steps_of
+from whole_runs import LONG, Runs, checkpoint, config_of, doomed, metrics_of, steps_of
 
 import marlcore as mc
 from marlcore.meta import Member
 from marlcore.meta.lineage import Lineage
 from marlcore.meta.population import _score, links_to_take, take_links
 from marlcore.meta.several import folder_of, working_in
+from marlcore.processes import ForkServer
 from marlcore.record import checkpoint_path, load_checkpoint, save_checkpoint, write_json
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -331,53 +332,50 @@ def test_a_copy_is_whole_while_its_source_saves(tmp_path: Path) -> None:
         assert copies(source, tmp_path / "b", lambda numbers, torn: torn > 0)[1] == 1
 
 
+def grow(folder: Path) -> list[int]:
+    """Three members begin, or go on if they lie there; returns how many steps each has taken."""
+    config = mc.Config(
+        total_steps=600, run_dir=None if folder.exists() else str(folder), actor=mc.ActorConfig(envs=2),
+        learner=mc.LearnerConfig(device="cpu", warmup=50, batch_size=16), metrics=mc.MetricsConfig(sinks=("csv",)),
+    )  # fmt: skip
+    chosen, resume = mc.PopulationConfig(settings=RATE, size=3, interval=200), folder if folder.exists() else None
+    members = mc.train_population("gymnasium:CartPole-v1", DQN, config, chosen, progress=False, resume=resume)
+    return sorted(member.steps for member in members)
+
+
 PROGRAM = """
 import sys
 from pathlib import Path
-import marlcore as mc
-folder = Path(sys.argv[1])
-config = mc.Config(total_steps=600, run_dir=None if folder.exists() else str(folder),
-    actor=mc.ActorConfig(envs=2), learner=mc.LearnerConfig(device="cpu", warmup=50, batch_size=16),
-    metrics=mc.MetricsConfig(sinks=("csv",)))
-chosen = mc.PopulationConfig(settings={"algorithm.learning_rate": mc.LogUniform(1e-5, 1e-2)}, size=3, interval=200)
-env, algorithm = "gymnasium:CartPole-v1", mc.DQN(hidden=(8,))
-resume = folder if folder.exists() else None
-members = mc.train_population(env, algorithm, config, chosen, progress=False, resume=resume)
-print(*sorted(member.steps for member in members))
+from test_population import grow
+grow(Path(sys.argv[1]))
 """
 
 
 @LONG
-def test_a_population_outlives_kills_and_ctrl_c(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("shared_fork_server")
+def test_a_population_outlives_kills_and_ctrl_c(tmp_path: Path, fork_server: ForkServer) -> None:
     """Its workers are killed, then all its processes; then it is stopped, and at last resumed to its end."""
     folder = tmp_path / "run"
     members = [folder / f"member-{number}" for number in range(3)]
 
-    begin = partial(start_python, PROGRAM, folder, beside=__file__)
-
     def steps() -> int:
         return sum(map(steps_of, members))
 
-    program = begin()
-    until(lambda: steps() > 0, lambda: program.poll() is None)
-    # none live between two intervals
-    for worker in until(lambda: {*family(program.pid)} - {*children(program.pid)}, lambda: program.poll() is None):
-        with suppress(ProcessLookupError):
-            os.kill(worker, signal.SIGKILL)
-    reached = steps()
-    until(lambda: steps() > max(reached, 300), lambda: program.poll() is None)
-    os.killpg(program.pid, signal.SIGKILL)
-    program.communicate()
-    await_group(program.pid)
-    killed_at, program = steps(), begin()
+    with doomed(fork_server, grow, folder) as child:
+        until(lambda: steps() > 0, child.lives)
+        # none live between two intervals
+        for worker in until(lambda: {*family(child.pid)} - {*children(child.pid)}, child.lives):
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+        reached = steps()
+        until(lambda: steps() > max(reached, 300), child.lives)
+    killed_at, program = steps(), start_python(PROGRAM, folder, beside=__file__)
     until(lambda: steps() > killed_at, lambda: program.poll() is None)
     program.send_signal(signal.SIGINT)
     _, errors = program.communicate()
     assert program.returncode == -signal.SIGINT or "KeyboardInterrupt" in errors, errors
     assert steps() >= killed_at
-    program = begin()
-    output, errors = program.communicate()
-    taken = [int(word) for word in output.split()]
-    assert program.returncode == 0 and len(taken) == 3 and 600 <= taken[0] <= taken[-1] < 604, errors
+    taken = grow(folder)
+    assert len(taken) == 3 and 600 <= taken[0] <= taken[-1] < 604
     rows = Counter(row["member"] for row in lineage(tmp_path))
     assert rows == {"0": 3, "1": 3, "2": 3}

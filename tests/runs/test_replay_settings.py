@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from crowd import Crowd
-from processes import kill_once, sweep, until
+from processes import sweep, until
 from refused import check_refused
-from seams import patch
-from whole_runs import LONG, MODES, ON_POLICY, Runs, checkpoint, kill, past, updating, values_of
+from seams import patch, replace
+from whole_runs import LONG, MODES, ON_POLICY, Runs, checkpoint, kill, kill_once, past, updating, values_of
 
 import marlcore as mc
 from marlcore.memory import Segment
+from marlcore.processes import ForkServer
 from marlcore.record import described_run, steps_taken
 from marlcore.replay.saving import arrays_in
 
@@ -198,9 +199,11 @@ def has_priorities(state: Path) -> bool:
 
 
 @LONG
-def test_a_killed_run_resumes_with_its_rows(tmp_path: Path, large: Path, durable: dict[str, Any]) -> None:
+def test_a_killed_run_resumes_with_its_rows(
+    tmp_path: Path, large: Path, durable: dict[str, Any], fork_server: ForkServer
+) -> None:
     kill_once(
-        lambda: any(map(has_priorities, large.glob("*.sampler"))), DURABLE_PROGRAM, tmp_path, large, beside=__file__
+        lambda: any(map(has_priorities, large.glob("*.sampler"))), fork_server, favour_endlessly, tmp_path, durable
     )
     (file,) = large.glob("*.marlcore")
     with mc.ReplayBuffer.attach(file) as replay:
@@ -216,14 +219,12 @@ def test_a_killed_run_resumes_with_its_rows(tmp_path: Path, large: Path, durable
 
 
 PRIORITIES = mc.Prioritized(alpha=1.0, beta=0.2, beta_steps=200)
-DURABLE_PROGRAM = """
-import sys
-from pathlib import Path
-from seams import replace
-from test_replay_settings import ALONE, ENDLESS, FAVOURING, runs
-replace("transitions", check_keeps=lambda target: None)
-runs.train(Path(sys.argv[1]), ALONE, FAVOURING, replay={"path": sys.argv[2], "durable": True}, **ENDLESS)
-"""
+ENDLESS = {"learner": {"checkpoint_interval": 20}, "total_steps": 10**9}
+
+
+def favour_endlessly(folder: Path, replay: dict[str, Any]) -> None:
+    replace("transitions", check_keeps=lambda target: None)
+    runs.train(folder, ALONE, FAVOURING, replay=replay, **ENDLESS)
 
 
 class Once:
@@ -283,11 +284,11 @@ def test_an_on_policy_run_learns_from_each_transition_once(
 
 @LONG
 def test_a_killed_on_policy_run_learns_from_each_transition_once(
-    tmp_path: Path, large: Path, durable: dict[str, Any]
+    tmp_path: Path, large: Path, durable: dict[str, Any], fork_server: ForkServer
 ) -> None:
     """It begins at its checkpoint: later batches are learned from again."""
     once = Once(tmp_path, large)
-    kill_once(lambda: once.log.exists() and len(once.learned()) > 3_000, ONCE_PROGRAM, tmp_path, large, beside=__file__)
+    kill_once(lambda: once.log.exists() and len(once.learned()) > 3_000, fork_server, learn_once, tmp_path, large)
     known = once.learned()[: once.counted()]
     once.log.write_text(" ".join(map(str, known)) + "\n")
     once.train(total_steps=steps_taken(tmp_path / "run") + 2_000, resume=True)
@@ -308,28 +309,20 @@ def test_a_killed_learner_begins_again_at_its_checkpoint(tmp_path: Path, large: 
     assert len(np.unique(once.learned())) == once.counted()
 
 
-ONCE_PROGRAM = """
-import sys
-from pathlib import Path
-from seams import replace
-from test_replay_settings import Once
-replace("transitions", check_keeps=lambda target: None)
-Once(*map(Path, sys.argv[1:])).train(learner={"checkpoint_interval": 1000}, total_steps=10**9)
-"""
-ENDLESS = {"learner": {"checkpoint_interval": 20}, "total_steps": 10**9}
-PROGRAM = """
-import sys
-from pathlib import Path
-from test_replay_settings import ALONE, ENDLESS, in_files, runs
-runs.train(Path(sys.argv[1]), ALONE, replay=in_files(sys.argv[2]), **ENDLESS)
-"""
+def train_endlessly(folder: Path, large: Path) -> None:
+    runs.train(folder, ALONE, replay=in_files(large), **ENDLESS)
+
+
+def learn_once(folder: Path, large: Path) -> None:
+    replace("transitions", check_keeps=lambda target: None)
+    Once(folder, large).train(learner={"checkpoint_interval": 1000}, total_steps=10**9)
 
 
 @LONG
-def test_files_of_a_killed_run_block_no_later_one(tmp_path: Path, large: Path) -> None:
+def test_files_of_a_killed_run_block_no_later_one(tmp_path: Path, large: Path, fork_server: ForkServer) -> None:
     (large / "marlcore-notes.txt").write_text("kept")
     saves = partial(tmp_path.glob, "run/checkpoints/*.replay")
-    kill_once(lambda: any(saves()), PROGRAM, tmp_path, large, beside=__file__)
+    kill_once(lambda: any(saves()), fork_server, train_endlessly, tmp_path, large)
     assert len(files(large)) == 2, "the killed run left its file"
     other = runs.train(tmp_path / "other", ALONE, replay=in_files(large))
     assert other.steps >= 2_000 and files(large) == ["marlcore-notes.txt"]

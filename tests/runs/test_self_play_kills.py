@@ -10,8 +10,10 @@ import pytest
 import torch
 from arena import ROLES, SIDES, Arena, Banded, Marking, episodes_of
 from arena_games import played, table
-from processes import kill_once, sweep, until
-from whole_runs import Runs, checkpoint, kill, opponents_of, steps_of
+from processes import sweep, until
+from whole_runs import Runs, checkpoint, kill, kill_once, opponents_of, steps_of
+
+from marlcore.processes import ForkServer
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("undrawn", "shared_fork_server")]
 
@@ -60,22 +62,17 @@ def test_the_table_counts_every_game_despite_kills(
     assert all(0 <= one <= 2 * lost for one in missing.values()), (missing, seen)
 
 
-PROGRAM = """
-import sys
-from functools import partial
-from pathlib import Path
-from test_self_play_kills import Arena, Marking, runs
-runs.train(Path(sys.argv[1]), partial(Arena, Path(sys.argv[2])), Marking())
-"""
+def play(folder: Path, notes: Path) -> None:
+    runs.train(folder, partial(Arena, notes), Marking())
 
 
-def test_the_table_and_the_pool_survive_sigkill_of_everything(tmp_path: Path) -> None:
+def test_the_table_and_the_pool_survive_sigkill_of_everything(tmp_path: Path, fork_server: ForkServer) -> None:
     run_dir, notes = tmp_path / "run", tmp_path / "notes"
 
     def enough() -> bool:
         return games(run_dir) > 100 and len(opponents_of(run_dir)) >= 4
 
-    kill_once(enough, PROGRAM, tmp_path, notes, beside=__file__)
+    kill_once(enough, fork_server, play, tmp_path, notes)
     before = saved(run_dir)
     newest = list(opponents_of(run_dir).values())[-4:]
     restored = {float(torch.load(path, weights_only=True)["acting"]["model.mark"][0]) for path in newest}

@@ -204,7 +204,7 @@ print(done.updates)
 
 
 def test_a_scripts_own_classes_need_no_guard(program: Any) -> None:
-    assert program(SCRIPT).line() == "10"
+    assert program(SCRIPT).finish() == "10"
 
 
 def segments() -> set[str]:

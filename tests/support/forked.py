@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
-from marlcore.processes import ForkServer
+from marlcore.processes import ForkServer, children
 from marlcore.processes.fork_server import read_status
 
 
@@ -23,6 +23,9 @@ class Child:
 
     def receive(self) -> Any:
         return self._report.recv()
+
+    def lives(self) -> bool:
+        return not select.select([self.pidfd], [], [], 0.0)[0]
 
     def status(self) -> int | None:
         select.select([self.pidfd], [], [])
@@ -69,3 +72,10 @@ def attach(report: Connection, name: str) -> None:
     memory = SharedMemory(name)
     report.send(bytes(memory.buf[:4]))
     memory.close()
+
+
+def lead(report: Connection, program: Callable[..., Any], *arguments: Any) -> None:
+    """A program in a process group of its own, whose runs' servers are forks of it, with all that it has imported."""
+    os.setsid()
+    children.ForkServer = lambda preload, hurry, fork, early: ForkServer(preload, hurry, True, early)
+    program(*arguments)

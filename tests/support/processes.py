@@ -93,17 +93,6 @@ def until(reached: Callable[[], Any], lives: Callable[[], bool] = lambda: True) 
         time.sleep(max(0.01, 15 * (time.thread_time() - spent)))
 
 
-def kill_once(reached: Callable[[], Any], code: str, *arguments: object, beside: str) -> None:
-    """Starts such code, and kills its whole group once `reached` is true."""
-    process = start_python(code, *arguments, beside=beside)
-    try:
-        until(reached, lambda: process.poll() is None)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-    await_group(process.pid)
-
-
 def start_python(code: str, *arguments: object, beside: str) -> subprocess.Popen[str]:
     """Code in a process group of its own, which finds the modules beside the test file `beside`; its streams piped."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(beside).parent), *sys.path])}

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 import torch
-from processes import PATIENCE_S, until
+from forked import Child, lead
+from processes import PATIENCE_S, await_group, until
 from seams import without_limits
 
 import marlcore as mc
-from marlcore.config import AssignedPolicy, source_of
+from marlcore.config import AssignedPolicy, compiled_of, source_of
 from marlcore.envs import vectorize
-from marlcore.processes import PID
+from marlcore.processes import PID, ForkServer
 from marlcore.record import read_metrics, save_checkpoint
 
 LONG = pytest.mark.long
@@ -46,7 +47,7 @@ def policy_of(name: str, algorithm: mc.Algorithm, env_fn: Any, config: mc.Config
     """The policy of all agents of an environment."""
     with closing(vectorize(env_fn, 1)) as env:
         policy = AssignedPolicy(name, tuple(env.spaces), next(iter(env.spaces.values())), algorithm)
-    return replace(policy, source=source_of(policy, config))
+    return replace(policy, source=source_of(policy, config), compiled=compiled_of(policy, config))
 
 
 def changed(config: mc.Config, **changes: Any) -> mc.Config:
@@ -103,6 +104,26 @@ def pid_of(run: mc.Run, worker: str) -> int:
 
 def kill(run: mc.Run, worker: str) -> None:
     os.kill(until(lambda: pid_of(run, worker)), signal.SIGKILL)
+
+
+@contextmanager
+def doomed(server: ForkServer, program: Callable[..., Any], *arguments: object) -> Iterator[Child]:
+    """program(*arguments) in a fork of this server's, whose whole group is killed when the block ends."""
+    child = Child(server, lead, program, *arguments)
+    try:
+        yield child
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.status()
+        child.close()
+    await_group(child.pid)
+
+
+def kill_once(reached: Callable[[], Any], server: ForkServer, program: Callable[..., Any], *arguments: object) -> None:
+    """Kills such a program once `reached` is true."""
+    with doomed(server, program, *arguments) as child:
+        until(reached, child.lives)
 
 
 def metrics_of(run_dir: Path) -> list[Any]:

@@ -204,12 +204,15 @@ def write_rows(buffer, first, count, all_write):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_what_processes_write_side_by_side_is_whole(method):
-    context = multiprocessing.get_context(method)
+def test_what_processes_write_side_by_side_is_whole():
+    """A process that was forked, and one that was spawned, to which the buffer was pickled."""
+    forked, spawned = map(multiprocessing.get_context, ("fork", "spawn"))
     ours = TensorDictReplayBuffer(600, lanes=2, example=rows(1)[0])
-    all_write = context.Barrier(2)
-    writers = [context.Process(target=write_rows, args=(ours, 10_000 * k, 2000, all_write)) for k in range(2)]
+    all_write = spawned.Barrier(2)
+    writers = [
+        context.Process(target=write_rows, args=(ours, 10_000 * k, 2000, all_write))
+        for k, context in enumerate((forked, spawned))
+    ]
 
     def draw_whole_rows():
         batch = ours.sample(64)
