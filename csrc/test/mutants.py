@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -291,9 +290,9 @@ def _include(core: Path) -> list[str]:
     return [f"-I{core / 'test' / 'model'}", f"-I{core}"]
 
 
-def build_stress(core: Path, binary: Path, flags: Sequence[str] = ()) -> Path:
+def build_stress(core: Path, binary: Path) -> Path:
     sources = [core / "test" / "stress_lane.c", core / "copy.c", core / "futex.c", core / "lane.c"]
-    compile_with(["gcc", *CFLAGS, *flags, f"-I{core}", *map(str, sources), "-o", str(binary), "-pthread"])
+    compile_with(["gcc", *CFLAGS, f"-I{core}", *map(str, sources), "-o", str(binary), "-pthread"])
     return binary
 
 

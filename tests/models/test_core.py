@@ -123,7 +123,7 @@ def test_a_thread_sanitizer_finds_no_race(tmp_path: Path, arguments: str) -> Non
 @pytest.mark.long
 def test_a_thread_sanitizer_finds_an_undeclared_copy(tmp_path: Path) -> None:
     """The positive control: the same rows, copied by the C library, are a race."""
-    stress = mutants.build_stress(CORE, tmp_path / "stress", OPAQUE)
+    stress = build(CORE, "stress_lane", tmp_path, OPAQUE)
     done = run([stress, *RACES["frames_in_appends"].split()])
     assert done.returncode == 66 and "data race" in done.stderr, done.stdout + done.stderr
 
@@ -145,7 +145,7 @@ def test_a_program_refuses_arguments_that_it_does_not_know(name: str, tmp_path: 
 def main(accepted: int) -> int:
     """Repeats races of every kind until `accepted` reads passed, then runs the controls; 1 when one fails."""
     with tempfile.TemporaryDirectory() as folder:
-        stress = mutants.build_stress(CORE, Path(folder) / "stress_lane")
+        stress = build(CORE, "stress_lane", Path(folder))
         counts = {name: Counter[str]() for name in STRESSES}
         while sum(tally["accepted"] for tally in counts.values()) < accepted:
             for name, tally in counts.items():

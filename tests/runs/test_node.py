@@ -50,10 +50,6 @@ class Scene:
         self.epoch = self.leases.grant(0)
         self.descriptions, self._stack = {policy.name: store.description}, stack
 
-    @property
-    def arrived(self) -> int:
-        return sum(map(self.replay._mapped.native.written, range(self.config.lanes)))
-
     def node(self, share: int, taken: int = 0) -> actors.ActorNode:
         orders: Any = actors.ActorOrders(share, 0, {self.policy.name: self.address})
         return actors.ActorNode(
@@ -105,13 +101,13 @@ def test_a_fenced_node_learns_of_it_and_its_rows_are_refused(stack: ExitStack, m
     with monkeypatch.context() as unchecked:
         unchecked.setattr(Ingest, "_check_epoch", lambda *_: None)
         scene.leases.fence(0)
-        before = scene.arrived
-        until(lambda: node.beat(orders) and scene.arrived > before + 50)
+        before = scene.replay.inserted
+        until(lambda: node.beat(orders) and scene.replay.inserted > before + 50)
     until(lambda: node.error is not None)
-    before = scene.arrived
+    before = scene.replay.inserted
     with pytest.raises(Fenced):
         node.beat(orders)
-    assert scene.arrived == before
+    assert scene.replay.inserted == before
 
 
 @pytest.mark.long
