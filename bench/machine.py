@@ -20,8 +20,7 @@ WIDTH = 200  # columns that tables are printed in at least
 
 
 def add_output(parser: argparse.ArgumentParser, store: str = "", idle: bool = False) -> None:
-    """Adds --json; if `store` is given, --store with this help; and --anyway, if only an idle machine will do."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    """Adds --store with the help `store`, if that is given; and --anyway, if only an idle machine will do."""
     if store:
         parser.add_argument("--store", action="store_true", help=store)
     if idle:
@@ -83,14 +82,12 @@ def say(text: str) -> None:
 
 
 def publish(options: argparse.Namespace, text: str, stored: str = "", device: str = "", **figures: Any) -> None:
-    """Prints Markdown and the machine; writes the figures to --json's file, and with --store to docs/figures."""
+    """Prints Markdown and the machine; with --store, writes the figures to docs/figures."""
     machine = describe_machine(options.load_before)
     machine["machine"] = device + machine["machine"]
     console = Console()
     console.width = max(console.width, WIDTH)
     console.print(Markdown(text), *machine.values(), sep="\n")
-    record = {"machine": machine, "date": today(), "command": options.command}
-    record |= {"load": load_since(options.load_before), **figures}
-    kept = FOLDER / f"{stored}.json" if getattr(options, "store", False) else None
-    for file in filter(None, (options.json, kept)):
-        write(file, record)
+    if stored and options.store:
+        record = {"machine": machine, "date": today(), "command": options.command}
+        write(FOLDER / f"{stored}.json", {**record, "load": load_since(options.load_before), **figures})

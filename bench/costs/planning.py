@@ -6,8 +6,8 @@ import argparse
 import os
 import resource
 from bisect import bisect_left
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -18,7 +18,7 @@ from graph_oracle import graph_lists
 from induction_oracle import Induction
 from rich.console import Console
 
-from marlcore.planning import backward_induction, build_graph
+from marlcore.planning import Graph, Policies, backward_induction, build_graph
 
 from ..figures import records
 from ..machine import add_output, publish
@@ -66,52 +66,50 @@ class Mesh:
 GOALS: Any = {0: [lambda state: state[1] % 97 == 5, lambda state: state[1] % 89 == 3]}
 
 
+@contextmanager
+def planned(model: Mesh, workers: int, goals: Any) -> Iterator[tuple[dict[str, Any], Graph, Policies]]:
+    """Builds a graph and plans on it; yields the seconds and bytes of both, and both."""
+    began = perf_counter()
+    with build_graph(model, workers=workers, progress=False) as graph:
+        built = perf_counter()
+        with closing(backward_induction(graph, goals, gamma=GAMMA, workers=workers)) as policies:
+            took = {"states": len(graph), "build_s": built - began, "induce_s": perf_counter() - built}
+            yield {**took, "graph_bytes": graph.nbytes, "policy_bytes": policies.nbytes}, graph, policies
+
+
 def measure(states: int, cost: float, workers: Sequence[int], rounds: int) -> list[dict[str, Any]]:
     """Builds a graph and plans on it, the sides by turns; asserts that all results are equal. A record a side."""
     model, results = Mesh(states, cost), set()
-    times: dict[str, list[tuple[float, float]]] = {}  # by side, of both parts
+    taken: dict[str, list[dict[str, Any]]] = {}  # by side
     if states <= MOST_PLAIN:
         began = perf_counter()
         lists, agents = graph_lists(model), len(model.agents)
         built = perf_counter()
         plain = Induction(lists.states, lists.transitions, agents, model.action_space.n, GOALS, gamma=GAMMA).values[0]
-        times["plain"] = [(built - began, perf_counter() - built)]
-    for _ in range(rounds):
-        for count in workers:
-            began = perf_counter()
-            with build_graph(model, workers=count, progress=False) as graph:
-                built = perf_counter()
-                with closing(backward_induction(graph, GOALS, gamma=GAMMA, workers=count)) as policies:
-                    times.setdefault(str(count), []).append((built - began, perf_counter() - built))
-                    results.add((graph.successor.tobytes(), policies[0].values.tobytes()))
-                    sizes = {"graph_bytes": graph.nbytes, "policy_bytes": policies.nbytes}
-                    size = len(graph)
-                    assert states > MOST_PLAIN or policies[0].values.T.tolist() == plain
+        taken["plain"] = [{"build_s": built - began, "induce_s": perf_counter() - built}]
+    for count in [*workers] * rounds:
+        with planned(model, count, GOALS) as (took, graph, policies):
+            taken.setdefault(str(count), []).append(took)
+            results.add((graph.successor.tobytes(), policies[0].values.tobytes()))
+            assert states > MOST_PLAIN or policies[0].values.T.tolist() == plain
     assert len(results) == 1, "the number of workers changed a result"
     sides: list[dict[str, Any]] = []
-    for name, pairs in times.items():
-        build, induce = (median(seconds) for seconds in zip(*pairs, strict=True))
-        record = {"states": size, "seconds_a_transition": cost, "workers": name, "build_s": build, "induce_s": induce}
-        record |= {"states_per_s": size / build, "values_per_s": size * len(GOALS[0]) / induce}
-        if "plain" in times:
+    for name, of_side in taken.items():
+        seconds = {part: median(each[part] for each in of_side) for part in PARTS}
+        record = {"seconds_a_transition": cost, "workers": name, **took, **seconds}
+        record["states_per_s"] = took["states"] / seconds["build_s"]
+        record["values_per_s"] = took["states"] * len(GOALS[0]) / seconds["induce_s"]
+        if "plain" in taken:
             record |= {f"{part}_times": sides[0][part] / record[part] if sides else 1.0 for part in PARTS}
-        sides.append({**record, **sizes})
+        sides.append(record)
     return sides
 
 
 def plan_alone(states: int, goals: int) -> dict[str, float]:
     """Only builds a graph and plans on it; returns the peak memory of this process in bytes, and the seconds."""
-    began = perf_counter()
     predicates = [lambda state, i=i: state[1] % 97 == i for i in range(goals)]
-    with build_graph(Mesh(states), workers=1, progress=False) as graph:
-        built = perf_counter()
-        with backward_induction(graph, {0: predicates}, gamma=GAMMA, workers=1) as policies:
-            planned = perf_counter()
-            peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            return {
-                "states": len(graph), "goals": goals, "build_s": built - began, "induce_s": planned - built,
-                "peak_bytes": peak, "graph_bytes": graph.nbytes, "policy_bytes": policies.nbytes,
-            }  # fmt: skip
+    with planned(Mesh(states), 1, {0: predicates}) as (took, _, _):
+        return {**took, "goals": goals, "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
 
 
 add_options = partial(add_output, idle=True)
@@ -121,12 +119,11 @@ def main(options: argparse.Namespace) -> None:
     workers = [count for count in (1, 2, 4, 8, 16) if count <= len(os.sched_getaffinity(0))]
     with Console().status("measuring") as status:
         measure(100, 0.0, workers, 1)  # compiles or loads the kernels
-        figures = []
+        tables = []
         for states, cost in [*((states, 0.0) for states in SIZES), (5_000, 1e-4)]:
             status.update(f"{states:,} states")
-            figures.append(measure(states, cost, workers, rounds=3 if states < MEMORY[0] else 1))
+            tables.append(records(measure(states, cost, workers, rounds=3 if states < MEMORY[0] else 1)))
         status.update("memory")
         memory = run_fresh(plan_alone, *MEMORY)
     within = f"\n{'within' if memory['peak_bytes'] <= LIMIT else 'beyond'} {LIMIT >> 30} GiB"
-    tables = [*map(records, figures), records([memory])]
-    publish(options, "\n".join(tables) + within, figures=figures, memory=memory)
+    publish(options, "\n".join([*tables, records([memory])]) + within)
