@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,11 +24,12 @@ from marlcore.envs import factory, vectorize
 from marlcore.processes import Metric
 from marlcore.record import plot_runs, read_metrics
 
-from ..figures import FOLDER, load, write
+from ..figures import FOLDER, load, origin, write
 from ..machine import made, say
 from ..pages.pages import results_table
 from ..processes import run_fresh
 from .tasks import TASKS, Task
+from .training import trained
 
 EPISODES = 100  # of a greedy evaluation
 STORED = FOLDER / "results.json"
@@ -43,9 +43,7 @@ def train(task: Task, seed: int, mode: Any, evaluate: bool) -> tuple[dict[str, A
         task.peer(seed, steps, lambda step, value: told.append(Metric(0.0, step, "agent_0", "episode_return", value)))
         late = fmean(metric.value for metric in told if metric.step > 0.9 * steps)
         return {"return": late, "seconds": time.monotonic() - began}, told
-    with tempfile.TemporaryDirectory() as folder:
-        config = replace(task.config, seed=seed, mode=mode, run_dir=str(Path(folder) / "run"))
-        result = mc.train(task.env, task.algorithm, config, progress=False)
+    with trained(task.env, task.algorithm, replace(task.config, seed=seed, mode=mode)) as result:
         record = {"return": fmean(result.returns.values()), "seconds": time.monotonic() - began}
         metrics = read_metrics(result.run_dir / "metrics.csv")
         record["whole"] = fmean(metric.value for metric in metrics if metric.name == "episode_return")
@@ -89,7 +87,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    say(f"{os.cpu_count()} cores, load {options.load_before:.1f} before, {options.load} busy beside")
     with ExitStack() as stack:
         for _ in range(options.load):
             stack.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
@@ -123,7 +120,7 @@ def _report(task: str, options: argparse.Namespace) -> list[list[Metric]]:
         **made(before),
     }
     name = task + ", serial" * (options.mode == "serial") + f", {options.load} busy beside" * bool(options.load)
-    say(results_table({name: record}))
+    say(results_table({name: record}) + origin(record))
     if options.store:
         write(STORED, {**load(STORED.stem), name: record})
     return list(metrics)

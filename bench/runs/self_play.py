@@ -6,8 +6,6 @@ Tic-tac-toe is also played against a perfect player. `--speed` compares async wi
 """
 
 import argparse
-import os
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -24,11 +22,12 @@ from marlcore import algos
 from marlcore.config import read_settings
 from marlcore.declared import changed
 from marlcore.envs import NamedEnvironment
+from marlcore.record import read_metrics
 
-from ..figures import records
-from ..machine import say
+from ..figures import origin, records
+from ..machine import made, say
 from ..processes import in_turns
-from .training import play_both_sides, run
+from .training import play_both_sides, trained
 
 GAMES = 200
 SPEED_STEPS, SPEED_ROUNDS = 20_000, 3
@@ -112,15 +111,13 @@ def config_of(game: Game, seed: int, mode: Any = "async") -> mc.Config:
 
 def learn(name: str, seed: int, file: str | None) -> dict[str, Any]:
     """A row: what a run took, and the games that its last policy won, drew and lost."""
-    game = TASKS[name]
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.monotonic()
-        algorithm, config = DQN, config_of(game, seed)
-        if file is not None:
-            settings = read_settings(file)
-            algorithm = changed(algos.make(settings.algo), settings.algorithm)
-            config = replace(settings.config, seed=seed, mode="async")
-        result = mc.train(game.make, algorithm, replace(config, run_dir=str(Path(folder) / "run")), progress=False)
+    game, began = TASKS[name], time.monotonic()
+    algorithm, config = DQN, config_of(game, seed)
+    if file is not None:
+        settings = read_settings(file)
+        algorithm = changed(algos.make(settings.algo), settings.algorithm)
+        config = replace(settings.config, seed=seed, mode="async")
+    with trained(game.make, algorithm, config) as result:
         seconds = time.monotonic() - began
         first = mc.load_policy(result.run_dir, "main", "opponent-1")
         scores = {
@@ -144,7 +141,8 @@ def speed(name: str, mode: Any) -> float:
     game = replace(TASKS[name], steps=SPEED_STEPS, updates_per_step=TASKS[name].balanced)
     config = config_of(game, 0, mode)
     config = replace(config, self_play=replace(config.self_play, latest=0.0), metrics=mc.MetricsConfig(("csv",)))
-    _, metrics = run(game.make, DQN, config)
+    with trained(game.make, DQN, config) as result:
+        metrics = read_metrics(result.run_dir / "metrics.csv")
     times = sorted(metric.time_s for metric in metrics if metric.name == "episode_return")
     first = len(times) // 5
     return (len(times) - first - 1) / (times[-1] - times[first])
@@ -158,7 +156,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    say(f"{os.cpu_count()} cores, load {options.load_before:.1f} before")
     for name in options.task or TASKS:
         if options.speed:
             sides = {mode: partial(speed, name, mode) for mode in ("serial", "async")}
@@ -168,3 +165,4 @@ def main(options: argparse.Namespace) -> None:
         else:
             seeds = map(int, options.seeds.split(","))
             say(records([learn(name, seed, options.settings) for seed in seeds]))
+    say(origin(made(options.load_before)))

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from statistics import fmean, median, stdev
 from typing import Any
 
 from .. import ROOT
-from ..figures import records
-from ..machine import say
+from ..figures import origin, records
+from ..machine import made, say
 from ..peers.install import SORREL, WITH_MARLCORE
 
 AGENTS = 5
@@ -27,25 +26,16 @@ def run(side: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """One experiment of one side, with one thread of torch a process."""
     wanted = {"side": side, "seed": seed, "agents": AGENTS, "options": json.loads(options.options)}
     wanted |= {name: getattr(options, name) for name in ("epochs", "turns", "world")}
-    return SORREL.run(PROGRAM, json.dumps(wanted), env={**WITH_MARLCORE, "OMP_NUM_THREADS": "1"})
-
-
-def rate(run: dict[str, Any], whole: bool = False) -> float:
-    """Agent-steps a second from the first turn to the end; if `whole`, from the call on."""
-    return float(run["steps"] / (run["seconds"] - (0.0 if whole else run["start_s"])))
-
-
-def times(runs: dict[str, list[dict[str, Any]]], whole: bool) -> float:
-    """The median rate in processes, relative to sorrel's own loop."""
-    own, processes = (median(rate(run, whole) for run in runs[side]) for side in (OWN, PROCESSES))
-    return processes / own
+    found = SORREL.run(PROGRAM, json.dumps(wanted), env={**WITH_MARLCORE, "OMP_NUM_THREADS": "1"})
+    steps, seconds = found["steps"], found["seconds"]
+    return {**found, "rate": steps / (seconds - found["start_s"]), "rate of the whole call": steps / seconds}
 
 
 def row(side: str, seed: int, result: dict[str, Any]) -> dict[str, Any]:
     scores = result["scores"]
     halves = [f"{fmean(part):.1f} +- {stdev(part):.1f}" for part in (scores, scores[len(scores) // 2 :])]
     measured = {name: result[name] for name in ("updates", "steps", "seconds", "cpu_s")}
-    measured |= {"steps a second": rate(result), "score of an epoch": halves[0], "second half": halves[1]}
+    measured |= {"steps a second": result["rate"], "score of an epoch": halves[0], "second half": halves[1]}
     before = {"restarts": result.get("restarts"), "s before the first turn": result["start_s"]}
     return {"side": side, "seed": str(seed), **measured, **before}
 
@@ -59,12 +49,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    say(f"{os.cpu_count()} cores, load {options.load_before:.1f} before")
     runs: dict[str, list[dict[str, Any]]] = {OWN: [], PROCESSES: []}
     for seed in map(int, options.seeds.split(",")):
         for side in runs:
             runs[side].append(run(side, seed, options))
         say(records([row(side, seed, of_side[-1]) for side, of_side in runs.items()]))
-    bare, whole = (times(runs, whole) for whole in (False, True))
-    load = f"load {os.getloadavg()[0]:.1f} after"
-    say(f"in processes: {bare:.2f} times sorrel's own loop, {whole:.2f} times with the start of processes; {load}")
+    bare, whole = (
+        median(run[rate] for run in runs[PROCESSES]) / median(run[rate] for run in runs[OWN])
+        for rate in ("rate", "rate of the whole call")
+    )
+    say(f"in processes: {bare:.2f} times sorrel's own loop, {whole:.2f} times with the start of processes")
+    say(origin(made(options.load_before)))

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import marlcore as mc
-from marlcore.record import read_metrics
 
 
 @contextmanager
@@ -24,11 +23,11 @@ def endless(env: Any, algorithm: Any, config: mc.Config) -> Iterator[mc.Run]:
             yield run
 
 
-def run(env: Any, algorithm: Any, config: mc.Config) -> tuple[mc.Result, list[Any]]:
-    """A run in a directory that is then removed; returns its result, and its metrics."""
+@contextmanager
+def trained(env: Any, algorithm: Any, config: mc.Config) -> Iterator[mc.Result]:
+    """A run that has ended, in a directory that is removed when the block ends."""
     with tempfile.TemporaryDirectory() as folder:
-        result = mc.train(env, algorithm, replace(config, run_dir=str(Path(folder) / "run")), progress=False)
-        return result, read_metrics(result.run_dir / "metrics.csv")
+        yield mc.train(env, algorithm, replace(config, run_dir=str(Path(folder) / "run")), progress=False)
 
 
 def play_both_sides(run_dir: Path, opponent: Any, games: int, **options: Any) -> NDArray[np.float64]:
