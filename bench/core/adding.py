@@ -1,6 +1,6 @@
 """Rows of the table that add to a full replay: one transition, 64 to a lane, or one to each of 64 lanes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,7 +17,14 @@ from .transitions import FRAME, SCALARS_NBYTES, VECTOR, Fields, fields_of, insta
 from .work import Row, Scale, Work, memcpy, shared_bytes
 
 MANY = 64
-NONE_DONE = np.zeros(MANY, np.bool_)
+
+
+def _rows(obs: NDArray[Any], count: int) -> tuple[Any, ...]:
+    """obs, action, reward, done: of one transition, or of MANY equal ones."""
+    if count == 1:
+        return obs, 1, 0.5, False
+    rows = np.broadcast_to(obs, (MANY, *obs.shape)).copy()
+    return rows, np.ones(MANY, np.int64), np.full(MANY, 0.5, np.float32), np.zeros(MANY, np.bool_)
 
 
 def _check_added(obs: NDArray[Any], fields: Fields) -> None:
@@ -26,41 +33,33 @@ def _check_added(obs: NDArray[Any], fields: Fields) -> None:
     assert (fields[1] == 1).all() and (fields[2] == 0.5).all() and not fields[4].any()
 
 
-def _many(obs: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    rows = np.broadcast_to(obs, (MANY, *obs.shape)).copy()
-    return rows, np.ones(MANY, np.int64), np.full(MANY, 0.5, np.float32)
+def _to_full(replay: ReplayBuffer, obs: NDArray[Any], add: Callable[[], object]) -> Work:
+    sampler = replay.sampler(MANY // 2, seed=0)
+
+    def check(_: object) -> None:
+        assert len(replay) == replay.capacity
+        _check_added(obs, fields_of(sampler.sample()))
+
+    return Work(add, check)
 
 
 @contextmanager
 def _marlcore(scale: Scale, obs: NDArray[Any], count: int) -> Iterator[Work]:
     with ReplayBuffer.create(spec_of(obs), rows_of(obs, scale)) as replay, replay.writer() as writer:
-        sampler = replay.sampler(MANY // 2, seed=0)
         for _ in range(0, replay.capacity, MANY):
-            writer.add_batch(*_many(obs))
-
-        def check(ticket: int) -> None:
-            assert len(replay) == min(ticket + count, replay.capacity)
-            _check_added(obs, fields_of(sampler.sample()))
-
-        add = partial(writer.add_batch, *_many(obs)) if count == MANY else partial(writer.add, obs, 1, 0.5)
-        yield Work(add, check)
+            writer.add_batch(*_rows(obs, MANY)[:3])
+        yield _to_full(replay, obs, partial(writer.add if count == 1 else writer.add_batch, *_rows(obs, count)[:3]))
 
 
 @contextmanager
 def _lanes(scale: Scale, obs: NDArray[Any], count: int, vector: bool = True) -> Iterator[Work]:
     """A row to each of `count` lanes: by one call, or by one call of each lane's own writer."""
-    rows = _many(obs)
     with ReplayBuffer.create(spec_of(obs), rows_of(obs, scale), count) as replay, replay.vector_writer() as filling:
-        sampler = replay.sampler(MANY // 2, seed=0)
+        add_to_all = partial(filling.add, *_rows(obs, count)[:3])
         for _ in range(0, replay.capacity, count):
-            filling.add(*rows)
-
-        def check(_: object) -> None:
-            assert len(replay) == replay.capacity
-            _check_added(obs, fields_of(sampler.sample()))
-
+            add_to_all()
         if vector:
-            yield Work(partial(filling.add, *rows), check)
+            yield _to_full(replay, obs, add_to_all)
             return
         filling.close()
         adds = [replay.writer(lane).add for lane in range(count)]
@@ -69,15 +68,14 @@ def _lanes(scale: Scale, obs: NDArray[Any], count: int, vector: bool = True) -> 
             for add in adds:
                 add(obs, 1, 0.5)
 
-        yield Work(add_each, check)
+        yield _to_full(replay, obs, add_each)
 
 
 def _locks(scale: Scale, obs: NDArray[Any], count: int) -> Work:
     ring = LockedRing(rows_of(obs, scale), obs.shape, obs.dtype.name)
-    add_batch = partial(ring.add_batch, *_many(obs), NONE_DONE)
     for _ in range(0, ring.capacity, MANY):
-        add_batch()
-    add = add_batch if count == MANY else partial(ring.add, obs, 1, 0.5, False)
+        ring.add_batch(*_rows(obs, MANY))
+    add = partial(ring.add if count == 1 else ring.add_batch, *_rows(obs, count))
     return Work(add, lambda _: _check_added(obs, ring.sample(MANY // 2)))
 
 
@@ -90,16 +88,15 @@ def _memcpy(scale: Scale, obs: NDArray[Any], count: int) -> Work:
 
 def _cpprb(scale: Scale, obs: NDArray[Any], count: int, kind: str = "MPReplayBuffer") -> Work:
     buffer = cpprb.make_buffer(kind, obs, scale.vectors)
-    obs_added, action, reward = _many(obs) if count == MANY else (obs, 1, 0.5)
-    done = NONE_DONE if count == MANY else False
-    add = partial(buffer.add, obs=obs_added, action=action, reward=reward, next_obs=obs_added, done=done)
+    rows, action, reward, done = _rows(obs, count)
+    add = partial(buffer.add, obs=rows, action=action, reward=reward, next_obs=rows, done=done)
     return Work(add, lambda _: _check_added(obs, cpprb.fields(buffer.sample(MANY // 2))))
 
 
 def _single(scale: Scale, obs: NDArray[Any], count: int, library: Library) -> Work:
     adding, sample, fields = library(obs, scale.vectors, count)
-    rows, *others = (*_many(obs), NONE_DONE) if count == MANY else (obs, 1, 0.5, False)
-    add = adding(rows, *others, rows)
+    rows = _rows(obs, count)
+    add = adding(*rows, rows[0])
     for _ in range(MANY):
         add()
     return Work(add, lambda _: _check_added(obs, fields(sample(MANY // 2))))

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from marlcore import ReplayBuffer
 
 from ..peers.ring import LockedRing
-from .sampling import filled_replay, filled_ring
-from .transitions import BATCH, FRAME, VECTOR, spec_of
+from .transitions import BATCH, FRAME, VECTOR, filled_replay, filled_ring, spec_of
 
 CAPACITY = 100_000  # of the replay that is sampled
 WARM_UP_S = 0.3

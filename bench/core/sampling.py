@@ -17,7 +17,6 @@ import marlcore as mc
 from marlcore.compat.cpprb import MPPrioritizedReplayBuffer
 
 from ..peers import cpprb
-from ..peers.ring import LockedRing
 from ..peers.single import LIBRARIES, Library
 from .random_copies import random_copies
 from .transitions import (
@@ -31,9 +30,10 @@ from .transitions import (
     check_sample,
     fields_of,
     fill,
+    filled_replay,
+    filled_ring,
     installed,
     rows_of,
-    spec_of,
 )
 from .work import Row, Scale, Work, import_torchrl, memcpy, shared_bytes
 
@@ -42,20 +42,6 @@ STORED_NBYTES, STORED = 40, ((7, 33), (64, 16))
 HIGH = 1e12
 
 Drawn = tuple[Fields, NDArray[Any], NDArray[Any]]  # fields, weights, indices
-
-
-@contextmanager
-def filled_replay(obs: NDArray[Any], rows: int) -> Iterator[mc.ReplayBuffer]:
-    with mc.ReplayBuffer.create(spec_of(obs), rows) as replay:
-        with replay.writer() as writer:
-            fill(obs, replay.capacity, writer.add_batch)
-        yield replay
-
-
-def filled_ring(obs: NDArray[Any], rows: int) -> LockedRing:
-    ring = LockedRing(rows, obs.shape, obs.dtype.name)
-    fill(obs, ring.capacity, ring.add_batch)
-    return ring
 
 
 def _buffer(scale: Scale, kind: Any) -> Any:

@@ -3,15 +3,18 @@
 Row t of a ring to sample from holds t + VECTOR, or a frame of the shade t mod SHADES; its action is t.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marlcore import Field, TransitionSpec
+from marlcore import Field, ReplayBuffer, TransitionSpec
 
+from ..peers.ring import LockedRing
 from .work import Open, Scale
 
 BATCH = 256
@@ -55,6 +58,21 @@ def fill(obs: NDArray[Any], rows: int, add_batch: Callable[..., Any]) -> None:
         else:
             filled = (t[:, None] + VECTOR).astype(np.float32)
         add_batch(filled, t, (t % 7).astype(np.float32), np.zeros(len(t), np.bool_))
+
+
+@contextmanager
+def filled_replay(obs: NDArray[Any], rows: int, lanes: int = 1, path: Path | None = None) -> Iterator[ReplayBuffer]:
+    with ReplayBuffer.create(spec_of(obs), rows, lanes, path=path) as replay:
+        for lane in range(lanes):
+            with replay.writer(lane) as writer:
+                fill(obs, replay.capacity // lanes, writer.add_batch)
+        yield replay
+
+
+def filled_ring(obs: NDArray[Any], rows: int) -> LockedRing:
+    ring = LockedRing(rows, obs.shape, obs.dtype.name)
+    fill(obs, ring.capacity, ring.add_batch)
+    return ring
 
 
 def check_sample(obs: NDArray[Any]) -> Callable[[Fields], None]:

@@ -26,7 +26,7 @@ from marlcore.envs import TreasureHunt
 
 from ..core import sampling
 from ..core.report import measure, microseconds
-from ..core.transitions import BATCH, FRAME, STACK, check_sample, fields_of
+from ..core.transitions import BATCH, FRAME, STACK, check_sample, fields_of, filled_replay
 from ..core.weights import by_locks, by_marlcore, finished, large
 from ..core.work import Open, Row, Scale, Work
 from ..figures import file_name
@@ -60,7 +60,7 @@ def _check_batch(fields: tuple[Any, ...]) -> None:
 
 @contextmanager
 def _sampler(scale: Scale) -> Iterator[mc.Sampler]:
-    with sampling.filled_replay(FRAME, scale.frames) as replay:
+    with filled_replay(FRAME, scale.frames) as replay:
         yield replay.sampler(BATCH, stack=STACK, seed=0)
 
 

@@ -30,7 +30,7 @@ from marlcore.transitions import Writer
 
 from ..core.report import ROUND_S, ROUNDS
 from ..core.sampling import drawing, drawing_by_priority
-from ..core.transitions import BATCH, VECTOR, fill, spec_of
+from ..core.transitions import BATCH, VECTOR, filled_replay
 from ..core.work import FULL, Row, Scale, Work, time_row
 from ..figures import FOLDER, picture
 from ..machine import add_output, publish
@@ -93,11 +93,8 @@ WORKS: dict[str, tuple[Open, int]] = {
 @contextmanager
 def _opened(_: Scale, shape: Shape, open_work: Open) -> Iterator[Work]:
     lanes, rows = shape
-    with mc.ReplayBuffer.create(spec_of(VECTOR), rows, lanes) as replay:
-        writers = [replay.writer(lane) for lane in range(lanes)]
-        for writer in writers:
-            fill(VECTOR, replay.capacity // lanes, writer.add_batch)
-        yield open_work(replay, writers)
+    with filled_replay(VECTOR, rows, lanes) as replay:
+        yield open_work(replay, [replay.writer(lane) for lane in range(lanes)])
 
 
 def measure(shapes: dict[str, Shape], rounds: int, round_s: float) -> dict[str, dict[str, float]]:

@@ -8,8 +8,8 @@ in FILE, 40 bytes a row, and the memory must hold the file twice.
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -19,22 +19,13 @@ import marlcore as mc
 
 from ..core.random_copies import random_copies
 from ..core.sampling import STORED, STORED_NBYTES, drawing, drawing_by_priority
-from ..core.transitions import BATCH, VECTOR, fill, spec_of
+from ..core.transitions import BATCH, VECTOR, filled_replay
 from ..core.work import Row, Scale, Work, time_row
 from ..machine import say
 
 SCALE = Scale(vectors=0, frames=0, warm_runs=300)
 IN_MEMORY = 10**7  # rows
 ROUNDS, ROUND_S = 100, 0.0005
-
-
-@contextmanager
-def _filled(rows: int, path: Path | None) -> Iterator[mc.ReplayBuffer]:
-    with mc.ReplayBuffer.create(spec_of(VECTOR), rows, path=path if rows > IN_MEMORY else None) as replay:
-        with replay.writer() as writer:
-            fill(VECTOR, rows, writer.add_batch)
-        os.sync()  # after this and a pass over all rows, draws from a file are several times faster; why is not known
-        yield replay
 
 
 def _prioritized(replay: mc.ReplayBuffer) -> Work:
@@ -57,7 +48,10 @@ KINDS: dict[str, Callable[[mc.ReplayBuffer], Work]] = {
 def measure(sizes: list[int], path: Path | None) -> dict[str, list[float]]:
     """Microseconds by kind of work, for each size."""
     with ExitStack() as stack:
-        replays = [stack.enter_context(_filled(rows, path)) for rows in sizes]
+        paths = [path if rows > IN_MEMORY else None for rows in sizes]
+        filled = (filled_replay(VECTOR, rows, path=path) for rows, path in zip(sizes, paths, strict=True))
+        replays = [stack.enter_context(replay) for replay in filled]
+        os.sync()  # after this and a pass over all rows, draws from a file are several times faster; why is not known
         opened = {
             f"{kind}, {rows}": lambda _, open_work=open_work, replay=replay: open_work(replay)
             for kind, open_work in KINDS.items()

@@ -3,7 +3,12 @@
 import difflib
 import re
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from importlib.util import spec_from_file_location
+from pathlib import Path
 from textwrap import dedent, indent
+from types import CodeType
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,20 @@ def embed(source: str, edits: list[Edit]) -> str:
             end = after + re.search(rf"^[ \t]*{edit.until}", source[after:], re.MULTILINE).start()
         source = source[:begin] + indent(dedent(edit.lines).lstrip("\n"), space) + source[end:]
     return source
+
+
+class Edited(SourceFileLoader):
+    """The loader and finder of one module, which is imported with these edits."""
+
+    def __init__(self, name: str, path: Path, edits: list[Edit]) -> None:
+        super().__init__(name, str(path))
+        self.edits = edits
+
+    def find_spec(self, name: str, *_: object) -> Any:
+        return spec_from_file_location(name, self.path, loader=self) if name == self.name else None
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(embed(Path(self.path).read_text(), self.edits), self.path, "exec")
 
 
 def changed(before: str, after: str) -> tuple[int, int]:

@@ -7,14 +7,13 @@ DIR holds a folder for each codebase: checkouts of `cleanrl`, `epymarl` and `ler
 
 import argparse
 import re
-import resource
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 from ..figures import FOLDER, load, write
-from ..machine import made, say
+from ..machine import cpu_seconds, made, say
 from ..peers.install import EMBED, LEROBOT, WITH_MARLCORE, Environment
 from .edits import changed, embed
 from .hosts import HOSTS
@@ -22,7 +21,6 @@ from .patches import PATCHES
 
 STORED = FOLDER / "embed.json"
 RETURN = re.compile(r"(?:episodic_return=\[?|\breturn_mean: +)(-?[\d.]+(?:e[-+]\d+)?)")
-
 
 VERSIONS = """
 import json, platform, numpy, torch
@@ -37,13 +35,12 @@ def environment(name: str) -> Environment:
 
 def run(name: str, sources: Path, side: str, seed: str) -> dict[str, Any]:
     """A whole run: its returns in order, and what it took."""
-    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    begin, used = time.perf_counter(), cpu_seconds()
     command = [environment(name).python, "-m", "bench.embed.hosts", name, sources, side, seed]
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "check": True}
     printed = subprocess.run([*map(str, command)], env=WITH_MARLCORE, **options).stdout
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"returns": [*map(float, RETURN.findall(printed))], "cpu_s": spent, "seconds": time.perf_counter() - begin}
+    spent = {"cpu_s": cpu_seconds() - used, "seconds": time.perf_counter() - begin}
+    return {"returns": [*map(float, RETURN.findall(printed))], **spent}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

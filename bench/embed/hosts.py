@@ -3,7 +3,6 @@
 `theirs` or `ours` instead of `compare` is a whole run with the sources as they are, or with our edits.
 """
 
-import importlib.util
 import json
 import os
 import sys
@@ -12,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from importlib.util import module_from_spec
 from pathlib import Path
 from statistics import median
 from types import ModuleType
@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..processes import in_turns
-from .edits import embed
+from .edits import Edited
 from .patches import PATCHES, Patch
 from .plays import play
 
@@ -74,10 +74,7 @@ def expected(rows: list[Row], n: int) -> dict[bytes, tuple[Any, ...]]:
     found = {}
     for t, row in enumerate(rows):
         total = 0.0
-        for k in range(n):
-            if t + k == len(rows):
-                break
-            last = rows[t + k]
+        for k, last in enumerate(rows[t : t + n]):
             total += GAMMA**k * last.reward
             if last.terminated or last.truncated or k == n - 1:
                 discount = 0.0 if last.terminated else GAMMA ** (k + 1)
@@ -91,16 +88,12 @@ def judge(side: Side, right: dict[bytes, tuple[Any, ...]]) -> dict[str, int]:
     drawn, wrong, count = set(), set(), 0
     while count < 20 * len(right):
         columns = [np.asarray(column) for column in side.rows(side.sample())]
+        count += len(columns[0])
         for obs, action, reward, next_obs, discount in zip(*columns, strict=True):
-            key = obs.tobytes()
-            drawn.add(key)
-            count += 1
-            as_defined = right.get(key)
-            if as_defined is None:
-                wrong.add(key)
-                continue
-            same = np.allclose((action, reward, discount), (as_defined[0], as_defined[1], as_defined[3]), atol=1e-5)
-            if not same or (as_defined[3] and not np.array_equal(next_obs, as_defined[2])):
+            drawn.add(key := obs.tobytes())
+            due = right.get(key)
+            same = due and np.allclose((action, reward, discount), (due[0], due[1], due[3]), atol=1e-5)
+            if not same or (due[3] and not np.array_equal(next_obs, due[2])):
                 wrong.add(key)
     return {"of": len(right), "drawn": len(drawn), "wrong": len(wrong)}
 
@@ -256,12 +249,9 @@ HOSTS: dict[str, tuple[Callable[[Any, bool], Side], int]] = {  # and the steps o
 
 def load(patch: Patch, sources: Path, edited: bool, name: str) -> ModuleType:
     """The module of the sources, with our edits or without, under a name."""
-    path = sources / patch.file
-    text = path.read_text()
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    exec(compile(embed(text, patch.edits) if edited else text, str(path), "exec"), module.__dict__)
+    loader = Edited(name, sources / patch.file, patch.edits if edited else [])
+    sys.modules[name] = module = module_from_spec(loader.find_spec(name))
+    loader.exec_module(module)
     return module
 
 

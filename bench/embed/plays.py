@@ -4,16 +4,13 @@ import runpy
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from importlib.machinery import SourceFileLoader
-from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import torch
 from torch import nn
 
-from .edits import embed
+from .edits import Edited, embed
 from .patches import Patch
 
 ATARI = "--env-id BreakoutNoFrameskip-v4 --total-timesteps 50000 --learning-starts 10000 --buffer-size 50000"
@@ -29,27 +26,13 @@ SCRIPTS = {  # with their arguments; the seed is added
 }
 
 
-class Edited(SourceFileLoader):
-    """The loader and finder of one module, which is imported with our edits."""
-
-    def __init__(self, patch: Patch, path: Path) -> None:
-        super().__init__(patch.module, str(path))
-        self.edits = patch.edits
-
-    def find_spec(self, name: str, *_: object) -> Any:
-        return spec_from_file_location(name, self.path, loader=self) if name == self.name else None
-
-    def get_code(self, fullname: str) -> CodeType:
-        return compile(embed(Path(self.path).read_text(), self.edits), self.path, "exec")
-
-
 def play(name: str, patch: Patch, sources: Path, edited: bool, seed: int, folder: Path) -> None:
     """A run of a script as `__main__`, or of a package, by one thread; scripts lie in `folder`."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     path = sources / patch.file
     if edited:
-        sys.meta_path.insert(0, Edited(patch, path))
+        sys.meta_path.insert(0, Edited(patch.module, path, patch.edits))
     if name not in SCRIPTS:
         PLAYS[name](import_module(patch.module), edited, seed)
         return
