@@ -1,5 +1,6 @@
 """The work of each row of the table, by marlcore, a locked ring, memcpy, and other libraries that are installed."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from tiers import long_but
 
 from .meanwhile import SAMPLED, SAVED, measure_rates, measure_saves
 from .report import ROWS
-from .work import Scale, benchmark_row
+from .work import Scale
 
 OURS = "marlcore"
 WORK = {(row.name, library): row for row in ROWS for library in row.libraries}
@@ -15,7 +16,12 @@ WORK = {(row.name, library): row for row in ROWS for library in row.libraries}
 
 @pytest.mark.parametrize(("name", "library"), long_but([key for key in WORK if key[1] == OURS], WORK))
 def test_row(benchmark: Any, name: str, library: str, scale: Scale) -> None:
-    benchmark_row(benchmark, WORK[name, library], library, scale)
+    benchmark.group = name
+    with WORK[name, library].open(library, scale) as work:
+        work.warm_up(scale.warm_runs)
+        options = {"setup": lambda: work.prepare() and None, "rounds": 500}  # what it returned would be run's arguments
+        timed = partial(benchmark.pedantic, **options) if work.prepare else benchmark
+        work.check(timed(work.run))
 
 
 @pytest.mark.long

@@ -67,12 +67,6 @@ def _write(queue: Any, obs: NDArray[Any], steps: Steps, method: str) -> None:
             add(*step)
 
 
-def _get(queue: Any, each: bool) -> Fields:
-    """A trajectory: put at once, or step by step."""
-    steps = zip(*(queue.get() for _ in range(STEPS)), strict=True) if each else queue.get()
-    return tuple(map(np.array, steps))
-
-
 @contextmanager
 def _reading(
     obs: NDArray[Any], scale: Scale, steps: Steps, method: str, queue: Any, read: Callable[[], Fields]
@@ -92,14 +86,10 @@ def _reading(
         assert (obs_read == _episode(obs)[action % STEPS]).all()
         assert (reward == 0.5).all() and (done == (action % STEPS == STEPS - 1)).all()
 
-    def drain() -> None:  # what had time to gather while others were timed
-        for _ in range(reads):
-            read()
-
     writer = get_context("spawn").Process(target=_write, args=(queue, obs, steps, method))
     writer.start()
     try:
-        yield Work(run, check, drain)
+        yield Work(run, check, prepare=run)  # steps may have gathered while others were timed
     finally:
         writer.kill()
         writer.join()
@@ -123,8 +113,13 @@ def _marlcore(scale: Scale, obs: NDArray[Any], steps: Steps, method: str) -> Ite
 @contextmanager
 def _mp_queue(scale: Scale, obs: NDArray[Any], steps: Steps) -> Iterator[Work]:
     each = steps is _steps
+
+    def read() -> Fields:
+        taken = zip(*(queue.get() for _ in range(STEPS)), strict=True) if each else queue.get()
+        return tuple(map(np.array, taken))
+
     queue = get_context("spawn").Queue(_reads(scale) * (STEPS if each else 1))
-    with _reading(obs, scale, steps, "put", queue, partial(_get, queue, each)) as work:
+    with _reading(obs, scale, steps, "put", queue, read) as work:
         yield work
     queue.close()
 

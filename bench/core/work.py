@@ -125,13 +125,3 @@ def import_torchrl() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torchrl.collectors  # noqa: F401
-
-
-def benchmark_row(benchmark: Any, row: Row, library: str, scale: Scale) -> None:
-    """Runs one library's part of a row under pytest-benchmark."""
-    benchmark.group = row.name
-    with row.open(library, scale) as work:
-        work.warm_up(scale.warm_runs)
-        options = {"setup": lambda: work.prepare() and None, "rounds": 500}  # what it returned would be run's arguments
-        timed = partial(benchmark.pedantic, **options) if work.prepare else benchmark
-        work.check(timed(work.run))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from core import mutants
 
 import marlcore as mc
@@ -79,7 +80,7 @@ def count_core(core: Path = CORE, programs: Sequence[str] = PROGRAMS) -> Counts:
 def count_kernels() -> Counts:
     """Instructions of the sampling kernels, by the call that runs them."""
     program = "from bench.costs.instructions import make_calls; make_calls()"
-    return _count([sys.executable, "-c", program], os.environ | GENERIC, "")
+    return _count([sys.executable, "-c", program], os.environ | GENERIC, "[anon]")
 
 
 def compilers() -> dict[str, str]:
@@ -132,14 +133,10 @@ def _step_to_the_next_stop(pid: int, program: str) -> int:
 
 
 def _own_code(pid: int, program: str) -> list[tuple[int, int]]:
-    """Where the code of `program` is mapped; "" stands for memory of no file, which holds the kernels."""
-    spans = []
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        span, mode, _, _, _, *path = line.split()
-        if "x" in mode and (path or [""])[0] == program:
-            first, end = span.split("-")
-            spans.append((int(first, 16), int(end, 16)))
-    return spans
+    """Where the code of `program` is mapped; "[anon]" is memory of no file, which holds the kernels."""
+    maps = psutil.Process(pid).memory_maps(grouped=False)
+    spans = (each.addr.split("-") for each in maps if "x" in each.perms and each.path == program)
+    return [(int(first, 16), int(end, 16)) for first, end in spans]
 
 
 def _wait_for(pid: int, *expected: int) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import torch
+from whole_runs import kill
 
 import marlcore as mc
 from marlcore.processes import WorkerContext
@@ -26,7 +27,6 @@ from ..core.transitions import BATCH, VECTOR, spec_of
 from ..figures import FOLDER
 from ..machine import add_output, publish
 from ..pages.pages import MEASURES, creep_table, draw_soak, rates_table
-from ..processes import cpu_of_descendants, title
 from ..runs.training import endless
 
 EVERY_S = 10.0
@@ -88,15 +88,6 @@ def creeping(samples: list[Sample]) -> list[str]:
     return lines
 
 
-def by_minute(samples: list[Sample]) -> list[Sample]:
-    """A sample a minute; of a soak that ended sooner, the first and the last one."""
-    chosen = samples[:1]
-    for sample in samples:
-        if sample.seconds >= chosen[-1].seconds + 60.0 - EVERY_S / 2:
-            chosen.append(sample)
-    return chosen if chosen[1:] else [samples[0], samples[-1]]
-
-
 def look(root: int) -> dict[str, Process]:
     """The process and its descendants, by title; those of the same title are numbered by their age."""
     found: dict[str, Process] = {}
@@ -128,8 +119,9 @@ def take(counts: Counts, seconds: float) -> list[Sample]:
 
 
 def figures_of(samples: list[Sample]) -> dict[str, Any]:
-    """A sample a minute, as columns; a process that did not live then has None."""
-    minutes = by_minute(samples)
+    """A sample a minute, or the first and the last one, as columns; a process that did not live then has None."""
+    minutes = samples[:: round(60 / EVERY_S)]
+    minutes = minutes if minutes[1:] else [samples[0], samples[-1]]
     seen = Counter(name for sample in minutes for name in sample.processes)
     names = [name for name, times in seen.items() if times > 1]  # others had not yet taken their title
     columns = {
@@ -217,10 +209,9 @@ def training() -> Iterator[Counts]:
         nonlocal due
         if run.done:
             run.wait()  # raises what ended it
-        victims = [process for process in cpu_of_descendants(os.getpid()) if title(process) == "actor-1"]
-        if victims and time.monotonic() >= due:
+        if time.monotonic() >= due:
             due += KILL_S
-            victims[0].kill()
+            kill(run, "actor-1")
         status = run.status()
         restarts = sum(status.restarts.values())
         return Counter(steps=status.steps, updates=sum(status.updates.values()), restarts=restarts)

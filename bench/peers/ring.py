@@ -15,19 +15,12 @@ class LockedRing:
         context = get_context("spawn")
         self.capacity = capacity
         scalars = {"action": ((), "int64"), "reward": ((), "float32"), "done": ((), "bool")}
-        self._fields: dict[str, tuple[tuple[int, ...], str]] = {"obs": (shape, dtype), **scalars}
         self._memory = {
-            name: context.RawArray("B", capacity * math.prod(shape) * np.dtype(dtype).itemsize)
-            for name, (shape, dtype) in self._fields.items()
+            name: (context.RawArray("B", capacity * math.prod(shape) * np.dtype(dtype).itemsize), shape, dtype)
+            for name, (shape, dtype) in {"obs": (shape, dtype), **scalars}.items()
         }
         self.lock, self.index, self.size = context.Lock(), context.Value("q", 0), context.Value("q", 0)
-        self._map()
-
-    def _map(self) -> None:
-        self._random = np.random.default_rng(0)
-        for name, (shape, dtype) in self._fields.items():
-            array = np.frombuffer(self._memory[name], dtype).reshape(self.capacity, *shape)
-            setattr(self, name, array)
+        self.__setstate__({})
 
     def add(self, obs: Any, action: int, reward: float, done: bool) -> None:
         with self.lock:
@@ -65,8 +58,10 @@ class LockedRing:
             return self.obs[frames], self.action[at], self.reward[at], self.obs[frames + 1], self.done[at], whole
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in (*self._fields, "_random")}
+        return {name: value for name, value in vars(self).items() if name not in (*self._memory, "_random")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._map()
+        self._random = np.random.default_rng(0)
+        for name, (memory, shape, dtype) in self._memory.items():
+            setattr(self, name, np.frombuffer(memory, dtype).reshape(self.capacity, *shape))
