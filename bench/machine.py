@@ -4,8 +4,7 @@ import argparse
 import os
 import platform
 import sys
-from importlib import import_module, metadata
-from importlib.util import find_spec
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.markdown import Markdown
 
-from .figures import FOLDER, today, write
+from .figures import FOLDER, origin, today, write
 
 MOST_LOAD = 0.5  # a core, of other programs: above it a figure says more of them than of marlcore
 WIDTH = 200  # columns that tables are printed in at least
@@ -33,16 +32,6 @@ def busy() -> str:
     if load <= MOST_LOAD * cores:
         return ""
     return f"load: expected at most {MOST_LOAD:g} a core, got {load:.2f} on {cores} cores"
-
-
-def describe_machine(load: float) -> dict[str, str]:
-    """The conditions of the figures, by name, with the load at the start."""
-    peers = "cpprb", "torchrl"
-    found = [f"{name} {metadata.version(name) if find_spec(name) else 'not installed'}" for name in peers]
-    return {
-        "machine": f"{system()}, load {load:.1f} at the start",
-        "software": ", ".join([software(), f"{import_module('torch').get_num_threads()} torch thread", *found]),
-    }
 
 
 def system() -> str:
@@ -81,13 +70,11 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def publish(options: argparse.Namespace, text: str, stored: str = "", device: str = "", **figures: Any) -> None:
-    """Prints Markdown and the machine; with --store, writes the figures to docs/figures."""
-    machine = describe_machine(options.load_before)
-    machine["machine"] = device + machine["machine"]
+def publish(options: argparse.Namespace, text: str, stored: str = "", **figures: Any) -> None:
+    """Prints Markdown, and what made the figures; with --store, writes them to docs/figures."""
+    record = {"command": options.command, **made(options.load_before), "machine": system(), **figures}
     console = Console()
     console.width = max(console.width, WIDTH)
-    console.print(Markdown(text), *machine.values(), sep="\n")
+    console.print(Markdown(f"{text}\n\n{origin(record)}"))
     if stored and options.store:
-        record = {"machine": machine, "date": today(), "command": options.command}
-        write(FOLDER / f"{stored}.json", {**record, "load": load_since(options.load_before), **figures})
+        write(FOLDER / f"{stored}.json", record)

@@ -1,10 +1,11 @@
 """Processes seen from outside: their CPU time and their titles; and calls in fresh interpreters."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
+from statistics import median
 from typing import Any, TypeVar
 
 import psutil
@@ -27,18 +28,25 @@ def in_turns(sides: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str
     return {name: [each[name] for each in taken] for name in sides}
 
 
-def times_of_descendants(root: int) -> dict[psutil.Process, Any]:
-    """The `cpu_times()` of each living descendant of a process."""
+def medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The median of each fraction; what is no fraction is the last round's."""
+    last = rounds[-1].items()
+    return {name: median(each[name] for each in rounds) if isinstance(end, float) else end for name, end in last}
+
+
+def times_of_descendants() -> dict[psutil.Process, Any]:
+    """The `cpu_times()` of each living descendant of this process."""
     found = {}
-    for process in psutil.Process(root).children(recursive=True):
+    for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
             found[process] = process.cpu_times()
     return found
 
 
-def cpu_of_descendants(root: int) -> dict[psutil.Process, float]:
-    """CPU-seconds of each living descendant of a process."""
-    return {process: times.user + times.system for process, times in times_of_descendants(root).items()}
+def cpu_of_descendants(of_title: str = "") -> float:
+    """CPU-seconds of this process's living descendants, or of those with this title."""
+    found = times_of_descendants().items()
+    return sum(times.user + times.system for process, times in found if of_title in ("", title(process)))
 
 
 def title(process: psutil.Process) -> str:

@@ -5,11 +5,9 @@ lanes before the clock starts: each round is a new epoch, in which all rows are 
 """
 
 import argparse
-import os
 import time
 from collections.abc import Callable
 from functools import partial
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ from marlcore.cluster import Bookings, Ingest, RayLink, Relay, start_ingest
 
 from ..figures import records
 from ..machine import add_output, publish
-from ..processes import cpu_of_descendants
+from ..processes import cpu_of_descendants, medians
 
 FRAMES = mc.TransitionSpec(mc.Field((84, 84), "uint8"), mc.Field((), "int64"))
 SMALL = mc.TransitionSpec(mc.Field((4,)), mc.Field((), "int64"))
@@ -123,13 +121,13 @@ def measure(way: str, run: Callable[[], tuple[int, int, float]]) -> dict[str, An
     run()
     taken = []
     for _ in range(ROUNDS):
-        before = sum(cpu_of_descendants(os.getpid()).values())  # which are the cluster's
+        before = cpu_of_descendants()  # which are the cluster's
         nbytes, count, seconds = run()
-        cpu = sum(cpu_of_descendants(os.getpid()).values()) - before
+        cpu = cpu_of_descendants() - before
+        rates = {"way": way, "mb_per_s": nbytes / seconds / 1e6, "rows_per_s": count / seconds}
         of_bytes, of_rows = cpu / nbytes * 1e9 if nbytes else 0.0, cpu / count * 1e6 if count else 0.0
-        taken.append((nbytes / seconds / 1e6, count / seconds, of_bytes, of_rows))
-    names = "mb_per_s", "rows_per_s", "cpu_s_per_gb", "cpu_s_per_million"
-    return {"way": way, **dict(zip(names, map(median, zip(*taken, strict=True)), strict=True))}
+        taken.append({**rates, "cpu_s_per_gb": of_bytes, "cpu_s_per_million": of_rows})
+    return medians(taken)
 
 
 def measure_all() -> tuple[list[dict[str, Any]], list[float]]:

@@ -13,16 +13,15 @@ from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median
 from timeit import timeit
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from marlcore import ReplayBuffer
 
 from ..peers.ring import LockedRing
+from ..processes import medians
 from .transitions import BATCH, FRAME, VECTOR, filled_replay, filled_ring, spec_of
 
 CAPACITY = 100_000  # of the replay that is sampled
@@ -92,10 +91,9 @@ def measure_rates(library: str, rounds: int, seconds: float, warm_up_s: float = 
 
         beside(partial(time.sleep, warm_up_s))
         sample()
-        works = [partial(work, seconds) for work in (time.sleep, sampling)]
-        alone, sampled = np.array([[beside(work)[0] for work in works] for _ in range(rounds)]).T
-    figures = {"alone": alone, "beside_sampling": sampled, "kept": sampled / alone}
-    return {name: float(np.median(values)) for name, values in figures.items()}
+        works = {"alone": time.sleep, "beside_sampling": sampling}
+        taken = [{name: beside(partial(work, seconds))[0] for name, work in works.items()} for _ in range(rounds)]
+    return medians([{**rates, "kept": rates["beside_sampling"] / rates["alone"]} for rates in taken])
 
 
 @contextmanager
@@ -148,4 +146,4 @@ def measure_saves(library: str, rows: int, rounds: int) -> dict[str, float]:
             return {**figures, "nbytes": path.stat().st_size, "longest_add_s": alone, "longest_add_saving_s": saving}
 
         _, *taken = [once() for _ in range(1 + rounds)]  # the first one warms up
-    return {name: median(each[name] for each in taken) for name in taken[0]}
+    return medians(taken)

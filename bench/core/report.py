@@ -7,6 +7,8 @@ import argparse
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -15,7 +17,7 @@ import torch
 from rich.console import Console
 
 from ..figures import FOLDER, cell, file_name, load, markdown, picture, records, rounded
-from ..machine import add_output, describe_machine, processor, publish
+from ..machine import add_output, processor, publish, software, system
 from . import adding, queues, sampling, weights
 from .meanwhile import GIGABYTE_ROWS, SAMPLED, SAVED, measure_rates, measure_saves
 from .work import FULL, Row, time_row
@@ -92,8 +94,11 @@ def main(options: argparse.Namespace) -> None:
     tables = [times_table(results), by_library(rates), goal, "", by_library(saves)]
     if options.compare:
         tables.append(comparison(results, load(stored)["ratios"]))
+    peers = (f"{name} {metadata.version(name)}" for name in ("cpprb", "torchrl") if find_spec(name))
+    versions = ", ".join([software(), *peers])
     publish(
         options, "\n".join(tables), stored,
+        software=versions,
         microseconds=microseconds(results),
         ratios={r.row: r.ratios for r in results},
         budgets={r.row: r.budgets for r in results},
@@ -101,7 +106,7 @@ def main(options: argparse.Namespace) -> None:
         saves=saves,
     )  # fmt: skip
     if options.store:
-        draw(FOLDER.parent / "speed.png", describe_machine(options.load_before), results)
+        draw(FOLDER.parent / "speed.png", f"{system()}\n{versions}", results)
 
 
 def microseconds(results: list[Result]) -> dict[str, dict[str, float]]:
@@ -144,7 +149,7 @@ BARS = {
 }
 
 
-def draw(path: Path, machine: dict[str, str], results: list[Result]) -> None:
+def draw(path: Path, machine: str, results: list[Result]) -> None:
     """Bars of the median times, one group a row."""
     bars: dict[str, list[tuple[float, float]]] = {name: [] for result in results for name in result.times}
     middles, at = [], 0.0
@@ -167,4 +172,4 @@ def draw(path: Path, machine: dict[str, str], results: list[Result]) -> None:
         axes.tick_params(axis="y", length=0)
         axes.set_title("marlcore beside locks and beside a plain memcpy", fontweight="bold")
         figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=9)
-        figure.supxlabel("\n".join(machine.values()), fontsize=8, color="#555555")
+        figure.supxlabel(machine, fontsize=8, color="#555555")

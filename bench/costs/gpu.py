@@ -30,7 +30,7 @@ from ..core.transitions import BATCH, FRAME, STACK, check_sample, fields_of, fil
 from ..core.weights import by_locks, by_marlcore, finished, large
 from ..core.work import Open, Row, Scale, Work
 from ..figures import file_name
-from ..machine import add_output, publish
+from ..machine import add_output, publish, system
 from ..pages.pages import gpu_tables
 from ..processes import run_fresh
 from ..runs.training import endless
@@ -178,7 +178,7 @@ def main(options: argparse.Namespace) -> None:
         watched[title][name] = watch_run()
         sys.stderr.write(f"{title}: {name}: {watched[title][name]}\n")
     figures = {"microseconds": microseconds(results), "runs": watched}
-    publish(options, gpu_tables(figures), file_name("gpu", card), device=f"{card}; ", **figures)
+    publish(options, gpu_tables(figures), file_name("gpu", card), machine=f"{card}; {system()}", **figures)
 
 
 def _measure_calls() -> list[Any]:

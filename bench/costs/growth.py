@@ -7,7 +7,6 @@ agents: steps in a second of the actor's CPU time, and the CPU time of all proce
 
 import argparse
 import logging
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +34,7 @@ from ..core.work import FULL, Row, Scale, Work, time_row
 from ..figures import FOLDER, picture
 from ..machine import add_output, publish
 from ..pages.pages import growth_tables
-from ..processes import cpu_of_descendants, title
+from ..processes import cpu_of_descendants
 from ..runs.training import endless
 
 COPIES = (1, 4, 16, 64)
@@ -44,6 +43,7 @@ POLICIES, LEARNERS, UPDATES_PER_STEP = 20, 4, 0.05
 BASE_COPIES, BASE_AGENTS = 4, 3
 MEASURED_CPU_S = 3.0  # of the actor
 NEW_ROWS = 4096
+ACTOR = "actor-0"
 
 Shape = tuple[int, int]  # lanes, and rows in all of them
 Sweeps = dict[str, dict[str, dict[str, float]]]  # figures by sweep and size
@@ -126,12 +126,12 @@ def measure_run(
     with endless(partial(TreasureHunt, agents=agents, size=side), "dqn", config) as run:
         until(lambda: run.status().steps > 0)
         figures = {"start_s": time.monotonic() - began, "start_cpu_s": _cpu_of_all() - cpu_s}
-        until(lambda: _cpu_of_actor() > 1.0)  # its kernels are compiled, its memory is touched
-        first, spent, spent_by_all = run.status().steps, _cpu_of_actor(), _cpu_of_all()
-        until(lambda: _cpu_of_actor() > spent + MEASURED_CPU_S)
+        until(lambda: cpu_of_descendants(ACTOR) > 1.0)  # its kernels are compiled, its memory is touched
+        first, spent, spent_by_all = run.status().steps, cpu_of_descendants(ACTOR), _cpu_of_all()
+        until(lambda: cpu_of_descendants(ACTOR) > spent + MEASURED_CPU_S)
         steps = run.status().steps - first
-        rate, rate_of_all = steps / (_cpu_of_actor() - spent), steps / (_cpu_of_all() - spent_by_all)
-        processes = [psutil.Process(), *cpu_of_descendants(os.getpid())]
+        rate, rate_of_all = steps / (cpu_of_descendants(ACTOR) - spent), steps / (_cpu_of_all() - spent_by_all)
+        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
         return {
             **figures,
             "steps_per_cpu_s": rate,
@@ -144,11 +144,7 @@ def measure_run(
 
 
 def _cpu_of_all() -> float:
-    return time.process_time() + sum(cpu_of_descendants(os.getpid()).values())
-
-
-def _cpu_of_actor() -> float:
-    return sum(cpu_s for process, cpu_s in cpu_of_descendants(os.getpid()).items() if title(process) == "actor-0")
+    return time.process_time() + cpu_of_descendants()
 
 
 def runs(many_agents: bool) -> Sweeps:

@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from statistics import median
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ from marlcore.planning import Graph, Policies, backward_induction, build_graph
 
 from ..figures import records
 from ..machine import add_output, publish
-from ..processes import run_fresh
+from ..processes import medians, run_fresh
 
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
 MOST_PLAIN = 100_000  # states of the plain version: its lists take 10 KB a state
@@ -95,10 +94,9 @@ def measure(states: int, cost: float, workers: Sequence[int], rounds: int) -> li
     assert len(results) == 1, "the number of workers changed a result"
     sides: list[dict[str, Any]] = []
     for name, of_side in taken.items():
-        seconds = {part: median(each[part] for each in of_side) for part in PARTS}
-        record = {"seconds_a_transition": cost, "workers": name, **took, **seconds}
-        record["states_per_s"] = took["states"] / seconds["build_s"]
-        record["values_per_s"] = took["states"] * len(GOALS[0]) / seconds["induce_s"]
+        record = {"seconds_a_transition": cost, "workers": name, **took, **medians(of_side)}
+        record["states_per_s"] = took["states"] / record["build_s"]
+        record["values_per_s"] = took["states"] * len(GOALS[0]) / record["induce_s"]
         if "plain" in taken:
             record |= {f"{part}_times": sides[0][part] / record[part] if sides else 1.0 for part in PARTS}
         sides.append(record)

@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from threading import Timer
 from typing import Any
 
@@ -30,7 +29,7 @@ from ..machine import made, say
 from ..pages.pages import peers_table
 from ..peers.install import CLEANRL, JAX, RLLIB, RLOX, SAMPLE_FACTORY, SB3, WITH_MARLCORE, Environment
 from ..peers.setting import Setting, of_ppo
-from ..processes import in_turns, run_fresh, times_of_descendants, title
+from ..processes import in_turns, medians, run_fresh, times_of_descendants, title
 from .side import MARK
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -104,7 +103,7 @@ ROWS: dict[str, tuple[Setting, int, Mapping[str, Side]]] = {
 
 def spent() -> tuple[dict[psutil.Process, float], float]:
     """CPU-seconds of each living descendant, and of all, ended ones included."""
-    used, living = resource.getrusage(resource.RUSAGE_CHILDREN), times_of_descendants(os.getpid())
+    used, living = resource.getrusage(resource.RUSAGE_CHILDREN), times_of_descendants()
     ended = used.ru_utime + used.ru_stime
     ended += sum(times.children_user + times.children_system for times in living.values())
     own = {process: times.user + times.system for process, times in living.items()}
@@ -200,18 +199,10 @@ def main(options: argparse.Namespace) -> None:
         before = os.getloadavg()[0]
         found = in_turns({side: partial(measured, how, *arguments) for side, how in sides.items()}, options.rounds)
         whole = {side: [*filter(None, figures)] for side, figures in found.items()}
-        of_sides = {side: merged(figures) for side, figures in whole.items() if figures}
+        of_sides = {side: medians(figures) for side, figures in whole.items() if figures}
         row = {**made(before), "sides": of_sides}
         say(peers_table({name: row}))
         if options.store:
             stored = load(STORED.stem) if STORED.exists() else {}
             others = stored.get(name, {}).get("sides", {}) if options.side else {}
             write(STORED, {**stored, name: {**row, "sides": {**others, **of_sides}}})
-
-
-def merged(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of the rounds; processes and their cores are the last round's."""
-    return {
-        name: median(each[name] for each in rounds) if isinstance(last, float) else last
-        for name, last in rounds[-1].items()
-    }
