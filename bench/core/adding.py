@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from marlcore import ReplayBuffer
 
-from ..peers import cpprb
+from ..peers.buffers import LIBRARIES, Library
 from ..peers.ring import LockedRing
-from ..peers.single import LIBRARIES, Library
 from .transitions import FRAME, SCALARS_NBYTES, VECTOR, Fields, fields_of, installed, rows_of, spec_of
 from .work import Row, Scale, Work, memcpy, shared_bytes
 
@@ -86,14 +85,7 @@ def _memcpy(scale: Scale, obs: NDArray[Any], count: int) -> Work:
     return memcpy((ring[at : at + len(rows)], rows) for at in range(0, len(ring), len(rows)))
 
 
-def _cpprb(scale: Scale, obs: NDArray[Any], count: int, kind: str = "MPReplayBuffer") -> Work:
-    buffer = cpprb.make_buffer(kind, obs, scale.vectors)
-    rows, action, reward, done = _rows(obs, count)
-    add = partial(buffer.add, obs=rows, action=action, reward=reward, next_obs=rows, done=done)
-    return Work(add, lambda _: _check_added(obs, cpprb.fields(buffer.sample(MANY // 2))))
-
-
-def _single(scale: Scale, obs: NDArray[Any], count: int, library: Library) -> Work:
+def _other(scale: Scale, obs: NDArray[Any], count: int, library: Library) -> Work:
     adding, sample, fields = library(obs, scale.vectors, count)
     rows = _rows(obs, count)
     add = adding(*rows, rows[0])
@@ -103,9 +95,7 @@ def _single(scale: Scale, obs: NDArray[Any], count: int, library: Library) -> Wo
 
 
 PLAIN = {"marlcore": _marlcore, "locks": _locks, "memcpy": _memcpy}
-SINGLE = {"cpprb single": partial(_cpprb, kind="ReplayBuffer")}
-SINGLE |= {name: partial(_single, library=library) for name, library in LIBRARIES.items()}
-PEERS = installed({**PLAIN, "cpprb": _cpprb, **SINGLE})
+PEERS = installed(PLAIN | {name: partial(_other, library=library) for name, library in LIBRARIES.items()})
 LANES = {"marlcore": _lanes, "memcpy": _memcpy, "64 writers": partial(_lanes, vector=False), "add_batch": _marlcore}
 LANE_BUDGETS = {"64 writers": 1 / 6, "add_batch": 2.5}
 ROWS = (

@@ -10,14 +10,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 import marlcore as mc
 from marlcore.compat.cpprb import MPPrioritizedReplayBuffer
 
-from ..peers import cpprb
-from ..peers.single import LIBRARIES, Library
+from ..peers.buffers import LIBRARIES, Library, fields_of_cpprb, make_cpprb, torchrl
 from .random_copies import random_copies
 from .transitions import (
     BATCH,
@@ -35,20 +33,13 @@ from .transitions import (
     installed,
     rows_of,
 )
-from .work import Row, Scale, Work, import_torchrl, memcpy, shared_bytes
+from .work import Row, Scale, Work, memcpy, shared_bytes
 
 # A row of 4 floats as marlcore stores it: from its flags on, its version, reward, action and obs; the next row's obs
 STORED_NBYTES, STORED = 40, ((7, 33), (64, 16))
 HIGH = 1e12
 
 Drawn = tuple[Fields, NDArray[Any], NDArray[Any]]  # fields, weights, indices
-
-
-def _buffer(scale: Scale, kind: Any) -> Any:
-    """A full buffer of a class with cpprb's interface, or of one of cpprb's by its name."""
-    buffer = cpprb.make_buffer(kind, VECTOR, scale.vectors)
-    fill(VECTOR, scale.vectors, partial(cpprb.add_batch, buffer))
-    return buffer
 
 
 def drawing(replay: mc.ReplayBuffer, obs: NDArray[Any], layout: mc.replay.Layout | None = None) -> Work:
@@ -84,40 +75,7 @@ def _floor(scale: Scale, obs: NDArray[Any]) -> Work:
     return random_copies(scale.vectors, STORED_NBYTES, STORED, BATCH)
 
 
-def _cpprb(scale: Scale, obs: NDArray[Any], kind: str = "MPReplayBuffer") -> Work:
-    buffer = _buffer(scale, kind)
-    return Work(lambda: cpprb.fields(buffer.sample(BATCH)), check_sample(obs))
-
-
-def _torchrl_buffer(scale: Scale) -> Any:
-    """TorchRL's buffer for several processes, full of transitions in the form of TorchRL's collectors."""
-    import_torchrl()
-    from tensordict import TensorDict
-    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(scale.vectors), batch_size=BATCH, shared=True)
-
-    def extend(obs: Any, action: Any, reward: Any, done: Any) -> None:
-        after = {"observation": obs + 1, "reward": reward, "done": done}
-        rows = {"observation": obs, "action": action, "next": {k: torch.from_numpy(v) for k, v in after.items()}}
-        buffer.extend(TensorDict({k: v if k == "next" else torch.from_numpy(v) for k, v in rows.items()}, [len(obs)]))
-
-    fill(VECTOR, scale.vectors, extend)
-    return buffer
-
-
-def _torchrl_fields(batch: Any) -> Fields:
-    keys = "observation", "action", ("next", "reward"), ("next", "observation"), ("next", "done")
-    return tuple(batch[key].numpy() for key in keys)
-
-
-def _torchrl(scale: Scale, obs: NDArray[Any]) -> Work:
-    check = check_sample(obs)
-    return Work(_torchrl_buffer(scale).sample, lambda batch: check(_torchrl_fields(batch)))
-
-
-def _single(scale: Scale, obs: NDArray[Any], library: Library) -> Work:
-    """A buffer of one process: rlox's, or Stable-Baselines3's."""
+def _other(scale: Scale, obs: NDArray[Any], library: Library) -> Work:
     adding, sample, of_batch = library(obs, scale.vectors, CHUNK)
     fill(obs, scale.vectors, lambda obs, *others: adding(obs, *others, obs + 1)())
     check = check_sample(obs)
@@ -155,11 +113,17 @@ def drawing_by_priority(replay: mc.ReplayBuffer, _: NDArray[Any] = VECTOR) -> Wo
 
 
 def _of_interface(scale: Scale, obs: NDArray[Any], kind: str | type) -> Work:
-    buffer = _buffer(scale, kind)
+    """A buffer of a class with cpprb's interface, or of one of cpprb's by its name."""
+    buffer = make_cpprb(kind, obs, scale.vectors)
+
+    def add_batch(obs: Any, action: Any, reward: Any, done: Any) -> None:
+        buffer.add(obs=obs, action=action, reward=reward, next_obs=obs + 1, done=done)
+
+    fill(obs, scale.vectors, add_batch)
 
     def sample() -> Drawn:
         batch = buffer.sample(BATCH)
-        return cpprb.fields(batch), batch["weights"], batch["indexes"]
+        return fields_of_cpprb(batch), batch["weights"], batch["indexes"]
 
     return _prioritized(sample, buffer.update_priorities)
 
@@ -173,12 +137,8 @@ CPPRB = {
 # obs and next_obs in blocks of their own, as marlcore has them without a stack, or in one block, as with a stack
 SEPARATE, SHARED = "marlcore separate", "marlcore shared"
 FRAMES = {**PLAIN, SEPARATE: partial(by_marlcore, layout="separate")}
-SINGLE = {
-    "cpprb single": partial(_cpprb, kind="ReplayBuffer"),
-    **{name: partial(_single, library=of) for name, of in LIBRARIES.items()},
-}
-SHARED_ONES = {SHARED: partial(by_marlcore, layout="shared"), "cpprb": _cpprb, "torchrl": _torchrl}
-UNIFORM = installed({**PLAIN, **SHARED_ONES, **SINGLE})
+OTHERS = {name: partial(_other, library=library) for name, library in {"torchrl": torchrl, **LIBRARIES}.items()}
+UNIFORM = installed({**PLAIN, SHARED: partial(by_marlcore, layout="shared"), **OTHERS})
 PRIORITIZED = installed({"marlcore": partial(by_marlcore, draw=drawing_by_priority), **BOUNDS, **CPPRB})
 ALIKE = installed({"marlcore": partial(_of_interface, kind=MPPrioritizedReplayBuffer), **CPPRB})
 OF_PRIORITIZED = {"floor": 8, "cpprb": 1 / 60, "cpprb single": 1 / 7}

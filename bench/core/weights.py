@@ -11,8 +11,9 @@ from torch import nn
 
 from marlcore import ParameterStore
 
+from ..peers.buffers import import_torchrl
 from .transitions import installed
-from .work import Row, Scale, Work, import_torchrl, memcpy, shared_bytes
+from .work import Row, Scale, Work, memcpy, shared_bytes
 
 MakeModel = Callable[[], nn.Module]
 

@@ -1,10 +1,8 @@
 """The rows of the benchmark, and how their libraries are timed side by side."""
 
 import gc
-import logging
 import mmap
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -117,11 +115,3 @@ def memcpy(pairs: Iterable[tuple[memoryview, memoryview]], prepare: Callable[[],
         assert pair[0] == pair[1]
 
     return Work(run, check, prepare)
-
-
-def import_torchrl() -> None:
-    """Imports TorchRL without its log, and without warnings of an extension that does not load and of old names."""
-    logging.getLogger("torchrl").setLevel("WARNING")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import torchrl.collectors  # noqa: F401
