@@ -65,9 +65,8 @@ class Row:
 
     name: str
     libraries: Mapping[str, Open]
-    budgets: Mapping[str, float] = field(
-        default_factory=dict
-    )  # by peer: the most that marlcore's time may be, as a multiple of its
+    # By peer: the most that marlcore's time may be, as a multiple of the peer's
+    budgets: Mapping[str, float] = field(default_factory=dict)
     sizes: tuple[Any, ...] = ()
     clock: Clock = time.thread_time  # CPU time; for work that waits for another process, time itself
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -28,19 +29,11 @@ IN_MEMORY = 10**7  # rows
 ROUNDS, ROUND_S = 100, 0.0005
 
 
-def _prioritized(replay: mc.ReplayBuffer) -> Work:
-    work = drawing_by_priority(replay)
-    return Work(work.run, lambda drawn: None)  # its check is for fewer rows, beside which a batch has most of the mass
-
-
-def _floor(replay: mc.ReplayBuffer) -> Work:
-    return random_copies(replay.capacity, STORED_NBYTES, STORED, BATCH)
-
-
 # In this order: the second one's tree is made by reading all rows, after the first one has taken its memory
 KINDS: dict[str, Callable[[mc.ReplayBuffer], Work]] = {
-    "random copies": _floor,
-    "prioritized draw and update": _prioritized,
+    "random copies": lambda replay: random_copies(replay.capacity, STORED_NBYTES, STORED, BATCH),
+    # Unchecked: the check is for fewer rows, beside which a batch has most of the mass
+    "prioritized draw and update": lambda replay: replace(drawing_by_priority(replay), check=lambda drawn: None),
     "uniform draw": partial(drawing, obs=VECTOR),
 }
 

@@ -45,7 +45,6 @@ def run(name: str, sources: Path, side: str, seed: str) -> dict[str, Any]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sources", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--only", choices=list(PATCHES), help="one codebase")
     parser.add_argument("--runs", metavar="SEEDS", default="", help="whole runs by both sides instead, such as 1,2")
     parser.add_argument("--store", action="store_true", help="keep the figures in docs/figures/embed.json")
 
@@ -54,8 +53,6 @@ def main(options: argparse.Namespace) -> None:
     stored = load(STORED.stem) if STORED.exists() else {}
     for name, patch in PATCHES.items():
         path = options.sources / patch.file
-        if options.only not in (None, name):
-            continue
         if not path.exists() or environment(name).missing:
             say(f"{name}: left out, {environment(name).missing or f'no {path}'}")
             continue

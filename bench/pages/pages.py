@@ -122,7 +122,7 @@ def growth_tables(figures: Mapping[str, Any]) -> str:
     columns += ["processes", "segments", "descriptors of one process", "steps in a CPU second of all"]
     for name, sizes in figures["runs"].items():
         rows = [[size, *(v if isinstance(v, int) else rounded(v) for v in run.values())] for size, run in sizes.items()]
-        parts.append(markdown([name, *columns[: len(rows[0]) - 1]], rows))  # earlier figures have the first four
+        parts.append(markdown([name, *columns], rows))
     return "\n".join(parts)
 
 
