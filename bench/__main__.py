@@ -1,8 +1,9 @@
 """The programs that measure: `python -m bench NAME`, each with its options.
 
 A program is a file in a folder beside this one, with `main(options)`, which may return an exit code, and with
-`add_options(parser)` if it has options. A program with the option `--anyway` refuses a busy machine without it. A
-program whose parser sets `rest` gets the unknown options in `options.rest`.
+`add_options(parser)` if it has options. One with STORE, which says what is stored, gets the option `--store`. One with
+IDLE refuses a busy machine unless it is called with `--anyway`. A program whose parser sets `rest` gets the unknown
+options in `options.rest`.
 """
 
 import argparse
@@ -30,6 +31,10 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(f"python -m bench {name}", description=program.__doc__, formatter_class=form)
     if hasattr(program, "add_options"):
         program.add_options(parser)
+    if hasattr(program, "STORE"):
+        parser.add_argument("--store", action="store_true", help=program.STORE)
+    if hasattr(program, "IDLE"):
+        parser.add_argument("--anyway", action="store_true", help="measure on a machine that is not idle too")
     options, others = parser.parse_known_args(arguments[1:])
     if others and not hasattr(options, "rest"):
         parser.error(f"unrecognized arguments: {' '.join(others)}")

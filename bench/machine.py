@@ -18,14 +18,6 @@ MOST_LOAD = 0.5  # a core, of other programs: above it a figure says more of the
 WIDTH = 200  # columns that tables are printed in at least
 
 
-def add_output(parser: argparse.ArgumentParser, store: str = "", idle: bool = False) -> None:
-    """Adds --store with the help `store`, if that is given; and --anyway, if only an idle machine will do."""
-    if store:
-        parser.add_argument("--store", action="store_true", help=store)
-    if idle:
-        parser.add_argument("--anyway", action="store_true", help="measure on a machine that is not idle too")
-
-
 def busy() -> str:
     """The reason why the machine cannot measure well now; empty without one."""
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))

@@ -17,7 +17,7 @@ import marlcore as mc
 from marlcore.cluster import Bookings, Ingest, RayLink, Relay, start_ingest
 
 from ..figures import records
-from ..machine import add_output, publish
+from ..machine import publish
 from ..processes import cpu_of_descendants, medians
 
 FRAMES = mc.TransitionSpec(mc.Field((84, 84), "uint8"), mc.Field((), "int64"))
@@ -25,6 +25,7 @@ SMALL = mc.TransitionSpec(mc.Field((4,)), mc.Field((), "int64"))
 LANES, FRAME_ROWS, SMALL_ROWS = 16, 32_000, 3_200_000
 LIST_ROWS, LISTS = 1000, 100
 MESSAGE, PIECES = 32 << 20, 7  # as large as a relay's; together as many bytes as the frames
+IDLE = True
 ROUNDS = 5
 TIMES = 4  # that all rows are sent in a round, since an idle cluster takes CPU time too
 DELAY_RATE, DELAY_S = 20_000, 10.0  # rows a second, and for how long
@@ -154,9 +155,6 @@ def measure_all() -> tuple[list[dict[str, Any]], list[float]]:
     relayed("frames, 84 x 84 bytes", FRAMES, FRAME_ROWS, "Ray alone, 32 MB a message", "ray_alone")
     relayed("rows of 4 floats", SMALL, SMALL_ROWS, "pickled lists of 1,000 rows in calls", "lists")
     return figures, delays
-
-
-add_options = partial(add_output, idle=True)
 
 
 def main(options: argparse.Namespace) -> None:

@@ -5,7 +5,6 @@ A learner publishes 50 MB and copies as many bytes with memcpy, in turns; a mirr
 
 import argparse
 from contextlib import ExitStack
-from functools import partial
 from time import monotonic, sleep
 from typing import Any
 
@@ -18,8 +17,9 @@ from marlcore import ParameterStore
 from marlcore.cluster import Mirror, PorterActor, WeightsLink
 
 from ..figures import records
-from ..machine import add_output, publish
+from ..machine import publish
 
+IDLE = True
 NODES = 3
 MOST = 1.2  # of memcpy's time, which a publication may take
 
@@ -82,9 +82,6 @@ def measure(nodes: int, nbytes: int = 50_000_000, rounds: int = 200, pause_s: fl
     figures |= {"publish_s": float(np.median(published - began)), "memcpy_s": float(np.median(copied - published))}
     ratio = figures["publish_s"] / figures["memcpy_s"]
     return {**figures, "p50_s": p50, "p99_s": p99, "ratio": ratio, "reached": "yes" if ratio <= MOST else "no"}
-
-
-add_options = partial(add_output, idle=True)
 
 
 def main(options: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from ..figures import FOLDER, cell, file_name, load, markdown, picture, records, rounded
-from ..machine import add_output, processor, publish, software, system
+from ..machine import processor, publish, software, system
 from . import adding, queues, sampling, weights
 from .meanwhile import GIGABYTE_ROWS, SAMPLED, SAVED, measure_rates, measure_saves
 from .work import FULL, Row, time_row
@@ -25,6 +25,8 @@ from .work import FULL, Row, time_row
 ROWS = (*adding.ROWS, *sampling.ROWS, *queues.ROWS, *weights.ROWS)
 ROUNDS, ROUND_S = 100, 0.005
 RATE_ROUNDS, RATE_S, SAVE_ROUNDS = 15, 0.5, 5
+STORE = "keep the figures as this machine's, in docs/figures, and draw docs/speed.png"
+IDLE = True
 KEPT = 0.9  # of its rate alone a writer must keep while it is sampled
 
 
@@ -72,7 +74,6 @@ def comparison(results: list[Result], stored: dict[str, dict[str, list[float]]])
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", action="store_true", help="compare with the times stored for this machine")
-    add_output(parser, "keep the figures as this machine's, in docs/figures, and draw docs/speed.png", idle=True)
 
 
 def main(options: argparse.Namespace) -> None:

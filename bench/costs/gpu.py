@@ -30,11 +30,12 @@ from ..core.transitions import BATCH, FRAME, STACK, check_sample, fields_of, fil
 from ..core.weights import by_locks, by_marlcore, finished, large
 from ..core.work import Open, Row, Scale, Work
 from ..figures import file_name
-from ..machine import add_output, publish, system
+from ..machine import publish, system
 from ..pages.pages import gpu_tables
 from ..processes import run_fresh
 from ..runs.training import endless
 
+STORE = "keep the figures as this card's, in docs/figures"
 DEVICE = "cuda:0"
 ROUNDS, ROUND_S = 9, {True: 0.2, False: 0.02}  # longer with batches: some are ready when a round begins
 WATCHED_S, LOOK_S = 4.0, 0.1
@@ -163,10 +164,6 @@ def runs() -> Mapping[str, Mapping[str, Callable[[], dict[str, float]]]]:
             for n, mode in ((256, "off"), (256, "reduce-overhead"), (1024, "off"), (1024, "reduce-overhead"))
         },
     }
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_output(parser, "keep the figures as this card's, in docs/figures")
 
 
 def main(options: argparse.Namespace) -> None:

@@ -32,11 +32,12 @@ from ..core.sampling import drawing, drawing_by_priority
 from ..core.transitions import BATCH, VECTOR, filled_replay
 from ..core.work import FULL, Row, Scale, Work, time_row
 from ..figures import FOLDER, picture
-from ..machine import add_output, publish
+from ..machine import publish
 from ..pages.pages import growth_tables
 from ..processes import cpu_of_descendants
 from ..runs.training import endless
 
+STORE = "renew docs/figures/growth.json and docs/growth.png, or growth-agents.json"
 COPIES = (1, 4, 16, 64)
 AGENTS, MANY_AGENTS = (1, 3, 10, 30, 100), (100, 1000)
 POLICIES, LEARNERS, UPDATES_PER_STEP = 20, 4, 0.05
@@ -187,7 +188,6 @@ def draw(path: Path, figures: Mapping[str, Any]) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: noisier figures")
     parser.add_argument("--agents", action="store_true", help="measure only runs of many agents in few processes")
-    add_output(parser, "renew docs/figures/growth.json and docs/growth.png, or growth-agents.json")
 
 
 def main(options: argparse.Namespace) -> None:

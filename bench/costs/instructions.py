@@ -29,6 +29,7 @@ from ..core.transitions import VECTOR, spec_of
 from ..figures import FOLDER, load, markdown, today, write
 from ..machine import say
 
+STORE = "renew the stored counts of these compilers"
 CORE = ROOT / "csrc"
 # As csrc/ffi_build.py has them
 FLAGS = "-std=c11 -O3 -fvisibility=hidden -ffp-contract=fast --param=avoid-fma-max-bits=0 -fno-math-errno"
@@ -182,10 +183,6 @@ def make_calls() -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
             call()
             os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--store", action="store_true", help="renew the stored counts of these compilers")
 
 
 def main(options: argparse.Namespace) -> int:

@@ -8,7 +8,6 @@ import resource
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +19,10 @@ from rich.console import Console
 from marlcore.planning import Graph, Policies, backward_induction, build_graph
 
 from ..figures import records
-from ..machine import add_output, publish
+from ..machine import publish
 from ..processes import medians, run_fresh
 
+IDLE = True
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
 MOST_PLAIN = 100_000  # states of the plain version: its lists take 10 KB a state
 MEMORY = (1_000_000, 8)  # states and goals
@@ -108,9 +108,6 @@ def plan_alone(states: int, goals: int) -> dict[str, float]:
     predicates = [lambda state, i=i: state[1] % 97 == i for i in range(goals)]
     with planned(Mesh(states), 1, {0: predicates}) as (took, _, _):
         return {**took, "goals": goals, "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
-
-
-add_options = partial(add_output, idle=True)
 
 
 def main(options: argparse.Namespace) -> None:

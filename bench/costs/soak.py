@@ -25,10 +25,11 @@ from marlcore.processes import WorkerContext
 
 from ..core.transitions import BATCH, VECTOR, spec_of
 from ..figures import FOLDER
-from ..machine import add_output, publish
+from ..machine import publish
 from ..pages.pages import MEASURES, creep_table, draw_soak, rates_table
 from ..runs.training import endless
 
+STORE = "renew docs/figures/soak-PROGRAM.json and docs/soak-PROGRAM.png"
 EVERY_S = 10.0
 WARM_UP = 0.1  # of the time: memory is touched for the first time, kernels are compiled
 MOST_MB_AN_HOUR = 4.0
@@ -226,7 +227,6 @@ PROGRAMS = {"core": core, "training": training}
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--program", choices=list(PROGRAMS), default="core")
-    add_output(parser, "renew docs/figures/soak-PROGRAM.json and docs/soak-PROGRAM.png")
 
 
 def main(options: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from .hosts import HOSTS
 from .patches import PATCHES
 
 STORED = FOLDER / "embed.json"
+STORE = f"keep the figures in {STORED}"
 RETURN = re.compile(r"(?:episodic_return=\[?|\breturn_mean: +)(-?[\d.]+(?:e[-+]\d+)?)")
 
 VERSIONS = """
@@ -46,7 +47,6 @@ def run(name: str, sources: Path, side: str, seed: str) -> dict[str, Any]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sources", type=Path, required=True, metavar="DIR")
     parser.add_argument("--runs", metavar="SEEDS", default="", help="whole runs by both sides instead, such as 1,2")
-    parser.add_argument("--store", action="store_true", help="keep the figures in docs/figures/embed.json")
 
 
 def main(options: argparse.Namespace) -> None:

@@ -36,6 +36,8 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 WARM_S, START_S, END_S = 2.0, 240.0, 30.0  # START_S: until the first mark, at most
 TOLERANCE = 0.05  # of the updates that the steps call for
 STORED = FOLDER / "peers.json"
+STORE = f"keep the figures in {STORED}"
+IDLE = True
 
 Mark = tuple[list[float], dict[psutil.Process, float], float]  # [time, steps, updates]; CPU time: by process, of all
 
@@ -184,8 +186,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--side", metavar="TEXT", help="sides whose names have this text; others stay as stored")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--anyway", action="store_true", help="measure on a machine that is not idle too")
-    parser.add_argument("--store", action="store_true", help=f"keep the figures in {STORED}")
 
 
 def main(options: argparse.Namespace) -> None:

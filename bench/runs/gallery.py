@@ -17,11 +17,12 @@ from marlcore.record.curves import plot_runs
 from ..figures import FOLDER, load, use_fewer_colours, write
 from ..machine import cpu_seconds, made, say
 
+STORE = "keep the figures in docs/figures/gallery.json"
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("example", help="such as dqn_async")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--store", action="store_true", help="keep the figures in docs/figures/gallery.json")
     parser.set_defaults(rest=[])
 
 

@@ -33,6 +33,7 @@ from .training import trained
 
 EPISODES = 100  # of a greedy evaluation
 STORED = FOLDER / "results.json"
+STORE = f"keep the figures in {STORED}, for the pages"
 
 
 def train(task: Task, seed: int, mode: Any, evaluate: bool) -> tuple[dict[str, Any], list[Metric]]:
@@ -83,7 +84,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--load", type=int, default=0, metavar="N", help="keep N other processes busy meanwhile")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="for each task's curves, such as docs/results")
     parser.add_argument("--beside", choices=list(TASKS), help="draw the curves of this task in the pictures, too")
-    parser.add_argument("--store", action="store_true", help=f"keep the figures in {STORED}, for the pages")
 
 
 def main(options: argparse.Namespace) -> None:
