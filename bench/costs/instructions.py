@@ -53,9 +53,9 @@ ROWS = 64  # of a batch
 
 Counts = dict[str, int]
 
-_libc_ptrace = ctypes.CDLL(None, use_errno=True).ptrace
-_libc_ptrace.restype = ctypes.c_long
-_libc_ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+_ptrace = ctypes.CDLL(None).ptrace  # request, process, address, data
+_ptrace.restype = ctypes.c_long
+_ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 
 
 def reason_against() -> str:
@@ -109,12 +109,12 @@ def _count(command: Sequence[str], environment: Mapping[str, str], program: str)
         try:
             assert child.stdout is not None
             _wait_for(child.pid, signal.SIGTRAP)  # the exec
-            _ptrace(PTRACE_CONT, child.pid)
+            _ptrace(PTRACE_CONT, child.pid, None, None)
             counts = {}
             for line in child.stdout:  # a call's name, before the call between two stops
                 _wait_for(child.pid, signal.SIGSTOP)
                 counts[line.strip()] = _step_to_the_next_stop(child.pid, program)
-                _ptrace(PTRACE_CONT, child.pid)
+                _ptrace(PTRACE_CONT, child.pid, None, None)
         except BaseException:
             child.kill()
             raise
@@ -126,10 +126,10 @@ def _count(command: Sequence[str], environment: Mapping[str, str], program: str)
 def _step_to_the_next_stop(pid: int, program: str) -> int:
     ours, count = _own_code(pid, program), 0
     while True:
-        _ptrace(PTRACE_SINGLESTEP, pid)
+        _ptrace(PTRACE_SINGLESTEP, pid, None, None)
         if _wait_for(pid, signal.SIGTRAP, signal.SIGSTOP) == signal.SIGSTOP:
             return count
-        at = _ptrace(PTRACE_PEEKUSER, pid, PROGRAM_COUNTER) & (2**64 - 1)
+        at = _ptrace(PTRACE_PEEKUSER, pid, PROGRAM_COUNTER, None) & (2**64 - 1)
         count += any(first <= at < end for first, end in ours)
 
 
@@ -145,10 +145,6 @@ def _wait_for(pid: int, *expected: int) -> int:
     assert os.WIFSTOPPED(status), f"the traced process ended: {status}"
     assert os.WSTOPSIG(status) in expected
     return os.WSTOPSIG(status)
-
-
-def _ptrace(request: int, pid: int, address: int = 0) -> int:
-    return int(_libc_ptrace(request, pid, address, None))
 
 
 def make_calls() -> None:
@@ -188,7 +184,7 @@ def make_calls() -> None:
 def main(options: argparse.Namespace) -> int:
     if reason_against():
         sys.exit(f"not counted: {reason_against()}")
-    stored: dict[str, dict[str, Any]] = load("instructions") if (FOLDER / "instructions.json").exists() else {}
+    stored: dict[str, dict[str, Any]] = load("instructions")
     named, lines = compilers(), []
     for part, counts in (("core", count_core()), ("kernels", count_kernels())):
         before: dict[str, int] = stored.get(named[part], {}).get("counts", {})

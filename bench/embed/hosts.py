@@ -60,11 +60,8 @@ def stream(steps: int, frames: bool = False) -> list[Row]:
         for t in range(length):
             stack.append(new())
             following = np.stack(stack) if frames else stack[-1]
-            ends = t == length - 1
-            row = Row(
-                obs, t % 2, float(np.float32(rng.normal())), following, ends and terminated, ends and not terminated
-            )
-            rows.append(row)
+            reward, ends = float(np.float32(rng.normal())), t == length - 1
+            rows.append(Row(obs, t % 2, reward, following, ends and terminated, ends and not terminated))
             obs = following
     return rows
 
@@ -283,7 +280,7 @@ def compare(name: str, sources: Path) -> dict[str, Any]:
 
 
 def main(name: str, sources: Path, what: str, seed: int = 0) -> None:
-    """With --play, `what` is "theirs" or "ours"."""
+    """`what` is "compare", or the side of a whole run: "theirs" or "ours"."""
     torch.set_num_threads(1)
     np.bool8 = np.bool_  # type: ignore[attr-defined]  # of Gymnasium 0.29, which CleanRL pins
     sys.modules["smaclite"] = ModuleType("smaclite")  # EPyMARL's import for other environments, which no registry has

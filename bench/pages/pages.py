@@ -229,11 +229,10 @@ def _runs(records: Mapping[str, Any]) -> str:
     rows = []
     for name, record in records.items():
         runs = record["runs"].values()
-        sides = ([run[side]["returns"] for run in runs] for side in ("theirs", "ours"))
-        last = ([rounded(float(np.mean(of_run[-max(5, len(of_run) // 4) :]))) for of_run in side] for side in sides)
-        spent = (
-            rounded(median(run[side]["cpu_s"] for run in runs if run[side]["cpu_s"])) for side in ("theirs", "ours")
-        )
+        sides = [[run[side] for run in runs] for side in ("theirs", "ours")]
+        returns = ([run["returns"] for run in side] for side in sides)
+        last = ([rounded(float(np.mean(of_run[-max(5, len(of_run) // 4) :]))) for of_run in side] for side in returns)
+        spent = (rounded(median(run["cpu_s"] for run in side if run["cpu_s"])) for side in sides)
         rows.append([name, *last, *spent])
     columns = "", "its own buffer", "with marlcore", "CPU seconds: its own", "with marlcore"
     return markdown(columns, rows)

@@ -183,16 +183,14 @@ def measured(*arguments: Any) -> dict[str, Any] | None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sources", type=Path, required=True, metavar="DIR")
     parser.add_argument("--row", action="append", metavar="TEXT", help="rows whose names have this text")
-    parser.add_argument("--side", metavar="TEXT", help="sides whose names have this text; others stay as stored")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0)
 
 
 def main(options: argparse.Namespace) -> None:
-    for name, (setting, cores, every) in ROWS.items():
+    for name, (setting, cores, sides) in ROWS.items():
         if not any(text in name for text in options.row or [""]):
             continue
-        sides = {side: how for side, how in every.items() if (options.side or "") in side}
         for environment in {how.environment for how in sides.values() if how.environment and how.environment.missing}:
             environment.install()
         arguments = setting, cores, options.sources.resolve(), options.seconds
@@ -203,6 +201,4 @@ def main(options: argparse.Namespace) -> None:
         row = {**made(before), "sides": of_sides}
         say(peers_table({name: row}))
         if options.store:
-            stored = load(STORED.stem) if STORED.exists() else {}
-            others = stored.get(name, {}).get("sides", {}) if options.side else {}
-            write(STORED, {**stored, name: {**row, "sides": {**others, **of_sides}}})
+            write(STORED, {**load(STORED.stem), name: row})

@@ -92,10 +92,6 @@ class Opening(BaseWrapper):  # type: ignore[misc]
             self.step(int(self._rng.choice(np.flatnonzero(mask))))
 
 
-def opened(game: Game) -> Any:
-    return (lambda: Opening(game.make(), game.opening)) if game.opening else game.make
-
-
 def config_of(game: Game, seed: int, mode: Any = "async") -> mc.Config:
     return mc.Config(
         total_steps=game.steps,
@@ -120,9 +116,10 @@ def learn(name: str, seed: int, file: str | None) -> dict[str, Any]:
     with trained(game.make, algorithm, config) as result:
         seconds = time.monotonic() - began
         first = mc.load_policy(result.run_dir, "main", "opponent-1")
+        opened = (lambda: Opening(game.make(), game.opening)) if game.opening else game.make
         scores = {
-            "greedy: won / drawn / lost": score(opened(game), result.run_dir, first, False),
-            "exploring": score(opened(game), result.run_dir, first, True),
+            "greedy: won / drawn / lost": score(opened, result.run_dir, first, False),
+            "exploring": score(opened, result.run_dir, first, True),
             "perfect player": game.perfect and score(game.make, result.run_dir, game.perfect, False),
         }
     took = {"steps": result.steps, "updates": result.updates["main"], "seconds": round(seconds)}
