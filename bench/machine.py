@@ -65,8 +65,6 @@ def say(text: str) -> None:
 def publish(options: argparse.Namespace, text: str, stored: str = "", **figures: Any) -> None:
     """Prints Markdown, and what made the figures; with --store, writes them to docs/figures."""
     record = {"command": options.command, **made(options.load_before), "machine": system(), **figures}
-    console = Console()
-    console.width = max(console.width, WIDTH)
-    console.print(Markdown(f"{text}\n\n{origin(record)}"))
+    Console(width=max(Console().width, WIDTH)).print(Markdown(f"{text}\n\n{origin(record)}"))
     if stored and options.store:
         write(FOLDER / f"{stored}.json", record)

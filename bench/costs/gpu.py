@@ -60,23 +60,19 @@ def _check_batch(fields: tuple[Any, ...]) -> None:
 
 
 @contextmanager
-def _sampler(scale: Scale) -> Iterator[mc.Sampler]:
-    with filled_replay(FRAME, scale.frames) as replay:
-        yield replay.sampler(BATCH, stack=STACK, seed=0)
-
-
-@contextmanager
 def _prefetched(scale: Scale) -> Iterator[Work]:
-    with _sampler(scale) as sampler, mc.Prefetch(sampler, depth=2, device=DEVICE) as batches:
-        yield Work(lambda: finished(lambda: fields_of(batches.sample())), _check_batch)
+    with filled_replay(FRAME, scale.frames) as replay:
+        sampler = replay.sampler(BATCH, stack=STACK, seed=0)
+        with mc.Prefetch(sampler, depth=2, device=DEVICE) as batches:
+            yield Work(lambda: finished(lambda: fields_of(batches.sample())), _check_batch)
 
 
 @contextmanager
 def _drawn_and_moved(scale: Scale) -> Iterator[Work]:
     """The work without Prefetch: draws, then copies each array to the device."""
     move = partial(torch.as_tensor, device=DEVICE)
-    with _sampler(scale) as sampler:
-        yield Work(lambda: finished(lambda: tuple(map(move, fields_of(sampler.sample())))), _check_batch)
+    with sampling.by_marlcore(scale, FRAME) as drawn:
+        yield Work(lambda: finished(lambda: tuple(map(move, drawn.run()))), _check_batch)
 
 
 WEIGHTS: dict[str, Open] = {

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..processes import in_turns
 from .edits import Edited
 from .patches import PATCHES, Patch
-from .plays import play
+from .plays import pfrl_buffer, play
 
 GAMMA, ROWS, TIMED, CAPACITY, ROUNDS = 0.99, 2_400, 400, 3_000, 7
 Call = Callable[[], Any]
@@ -167,15 +167,7 @@ def lerobot(module: Any, ours: bool) -> Side:
 
 
 def pfrl(module: Any, ours: bool) -> Side:
-    import pfrl
-
-    import marlcore as mc
-
-    if ours:
-        spec = mc.TransitionSpec(mc.Field((4,)), mc.Field((), "int64"))
-        buffer = module.Lanes(mc.ReplayBuffer.create(spec, CAPACITY), n_step=3, gamma=GAMMA)
-    else:
-        buffer = pfrl.replay_buffers.ReplayBuffer(CAPACITY, num_steps=3)
+    buffer = pfrl_buffer(module, ours, CAPACITY)
 
     def add(row: Row) -> Call:
         append = partial(buffer.append, *row[:4], is_state_terminal=row.terminated)

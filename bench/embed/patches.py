@@ -164,17 +164,10 @@ PFRL = [
             return experiences[0][0]
     """, until=BATCH),
 ]  # fmt: skip
-EPYMARL = [
-    Edit(
-        r"from components.episode_buffer import ReplayBuffer",
-        recipe("components.episode_buffer", "from types", r"\Z") + "\n\nReplayBuffer = Episodes\n",
-    )
-]
-TIANSHOU = [
-    Edit(r"from tianshou.data import ReplayBuffer", """
-        from marlcore.compat.tianshou import ReplayBuffer, VectorReplayBuffer
-    """),
-]  # fmt: skip
+EPISODES = recipe("components.episode_buffer", "from types", r"\Z") + "\n\nReplayBuffer = Episodes\n"
+EPYMARL = [Edit(r"from components.episode_buffer import ReplayBuffer", EPISODES)]
+DROP_IN = "from marlcore.compat.tianshou import ReplayBuffer, VectorReplayBuffer\n"
+TIANSHOU = [Edit(r"from tianshou.data import ReplayBuffer", DROP_IN)]
 LEROBOT = [Edit(r"from .buffer import ReplayBuffer", "from marlcore.compat.lerobot import ReplayBuffer\n")]
 
 PATCHES = {

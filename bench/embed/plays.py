@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+import marlcore as mc
+
 from .edits import Edited, embed
 from .patches import Patch
 
@@ -65,17 +67,19 @@ def play_tianshou(module: Any, edited: bool, seed: int) -> None:
     print(f"episodic_return={result.trainer_result.best_reward}")
 
 
+def pfrl_buffer(module: Any, edited: bool, capacity: int) -> Any:
+    """A buffer of CartPole's transitions and three steps: PFRL's own or, where its module is edited, marlcore's."""
+    if not edited:
+        return import_module("pfrl").replay_buffers.ReplayBuffer(capacity, num_steps=3)
+    spec = mc.TransitionSpec(mc.Field((4,)), mc.Field((), "int64"))
+    return module.Lanes(mc.ReplayBuffer.create(spec, capacity), n_step=3, gamma=0.99)
+
+
 def play_pfrl(module: Any, edited: bool, seed: int) -> None:
     import gymnasium
     import pfrl
 
-    import marlcore as mc
-
-    env = gymnasium.make("CartPole-v1")
-    buffer = pfrl.replay_buffers.ReplayBuffer(20_000, num_steps=3)
-    if edited:
-        spec = mc.TransitionSpec.from_spaces(env.observation_space, env.action_space)
-        buffer = module.Lanes(mc.ReplayBuffer.create(spec, 20_000), n_step=3, gamma=0.99)
+    env, buffer = gymnasium.make("CartPole-v1"), pfrl_buffer(module, edited, 20_000)
     layers = nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
     network = nn.Sequential(*layers, pfrl.q_functions.DiscreteActionValueHead())
     pick = pfrl.explorers.LinearDecayEpsilonGreedy(1.0, 0.05, 2_000, env.action_space.sample)

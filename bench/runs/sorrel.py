@@ -9,35 +9,31 @@ from __future__ import annotations
 
 import argparse
 import json
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 from .. import ROOT
 from ..figures import origin, records
 from ..machine import made, say
 from ..peers.install import SORREL, WITH_MARLCORE
+from ..processes import medians
 
 AGENTS = 5
-OWN, PROCESSES = "sequential", "processes"
+BARE, WHOLE = "steps a second", "of the whole call"
 PROGRAM = ROOT / "bench" / "peers" / "sorrel_treasurehunt.py"
 
 
 def run(side: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One experiment of one side, with one thread of torch a process."""
+    """A row: one experiment of one side, with one thread of torch a process."""
     wanted = {"side": side, "seed": seed, "agents": AGENTS, "options": json.loads(options.options)}
     wanted |= {name: getattr(options, name) for name in ("epochs", "turns", "world")}
     found = SORREL.run(PROGRAM, json.dumps(wanted), env={**WITH_MARLCORE, "OMP_NUM_THREADS": "1"})
-    steps, seconds = found["steps"], found["seconds"]
-    return {**found, "rate": steps / (seconds - found["start_s"]), "rate of the whole call": steps / seconds}
-
-
-def row(side: str, seed: int, result: dict[str, Any]) -> dict[str, Any]:
-    scores = result["scores"]
+    scores, steps, seconds, start_s = (found[name] for name in ("scores", "steps", "seconds", "start_s"))
     halves = [f"{fmean(part):.1f} +- {stdev(part):.1f}" for part in (scores, scores[len(scores) // 2 :])]
-    measured = {name: result[name] for name in ("updates", "steps", "seconds", "cpu_s")}
-    measured |= {"steps a second": result["rate"], "score of an epoch": halves[0], "second half": halves[1]}
-    before = {"restarts": result.get("restarts"), "s before the first turn": result["start_s"]}
-    return {"side": side, "seed": str(seed), **measured, **before}
+    measured = {name: found[name] for name in ("updates", "steps", "seconds", "cpu_s")}
+    measured |= {BARE: steps / (seconds - start_s), WHOLE: steps / seconds}
+    measured |= {"score of an epoch": halves[0], "second half": halves[1], "restarts": found.get("restarts")}
+    return {"side": side, "seed": str(seed), **measured, "s before the first turn": start_s}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -49,14 +45,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    runs: dict[str, list[dict[str, Any]]] = {OWN: [], PROCESSES: []}
+    runs: dict[str, list[dict[str, Any]]] = {"sequential": [], "processes": []}
     for seed in map(int, options.seeds.split(",")):
         for side in runs:
             runs[side].append(run(side, seed, options))
-        say(records([row(side, seed, of_side[-1]) for side, of_side in runs.items()]))
-    bare, whole = (
-        median(run[rate] for run in runs[PROCESSES]) / median(run[rate] for run in runs[OWN])
-        for rate in ("rate", "rate of the whole call")
-    )
+        say(records([of_side[-1] for of_side in runs.values()]))
+    own, processes = (medians(of_side) for of_side in runs.values())
+    bare, whole = (processes[rate] / own[rate] for rate in (BARE, WHOLE))
     say(f"in processes: {bare:.2f} times sorrel's own loop, {whole:.2f} times with the start of processes")
     say(origin(made(options.load_before)))
