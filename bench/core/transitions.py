@@ -82,13 +82,11 @@ def check_sample(obs: NDArray[Any]) -> Callable[[Fields], None]:
         observed, action, reward, next_observed, done = fields[:5]
         assert len(np.unique(action)) > BATCH // 2 and not done.any()
         assert (reward == action % 7).all()
-        if obs is VECTOR:
-            for vectors, row in ((observed, action), (next_observed, action + 1)):
-                assert (vectors == (row[:, None] + VECTOR).astype(np.float32)).all()
-            return
-        for frames, newest in ((observed, action), (next_observed, action + 1)):
-            shades = np.maximum(newest[:, None] - np.arange(STACK)[::-1], 0) % SHADES
-            assert frames.shape == (BATCH, STACK, *FRAME_SHAPE)
-            assert (frames == shades[:, :, None, None]).all()
+        for rows, newest in ((observed, action), (next_observed, action + 1)):
+            if obs is VECTOR:
+                assert (rows == (newest[:, None] + VECTOR).astype(np.float32)).all()
+            else:
+                shades = np.maximum(newest[:, None] - np.arange(STACK)[::-1], 0) % SHADES
+                assert rows.shape == (BATCH, STACK, *FRAME_SHAPE) and (rows == shades[:, :, None, None]).all()
 
     return check

@@ -29,7 +29,6 @@ MEMORY = (1_000_000, 8)  # states and goals
 LIMIT = 4 << 30
 LEVELS = 20
 GAMMA = 0.95
-PARTS = "build_s", "induce_s"
 
 
 class Mesh:
@@ -98,7 +97,8 @@ def measure(states: int, cost: float, workers: Sequence[int], rounds: int) -> li
         record["states_per_s"] = took["states"] / record["build_s"]
         record["values_per_s"] = took["states"] * len(GOALS[0]) / record["induce_s"]
         if "plain" in taken:
-            record |= {f"{part}_times": sides[0][part] / record[part] if sides else 1.0 for part in PARTS}
+            first = sides[0] if sides else record
+            record |= {f"{part}_times": first[part] / record[part] for part in ("build_s", "induce_s")}
         sides.append(record)
     return sides
 

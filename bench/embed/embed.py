@@ -67,9 +67,8 @@ def main(options: argparse.Namespace) -> None:
             if name in HOSTS:
                 command = "-m", "bench.embed.hosts", name, options.sources, "compare"
                 found |= environment(name).run(*command, env=WITH_MARLCORE)
-        found["runs_made" if options.runs else "made"] = made(options.load_before) | environment(name).run(
-            "-c", VERSIONS
-        )
+        versions = environment(name).run("-c", VERSIONS)
+        found["runs_made" if options.runs else "made"] = made(options.load_before) | versions
         say(f"{name}: {found}")
         if options.store:
             write(STORED, stored)

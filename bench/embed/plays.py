@@ -2,7 +2,6 @@
 
 import runpy
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -135,6 +134,4 @@ def play_lerobot(module: Any, edited: bool, seed: int) -> None:
             (obs, _), total = env.reset(), 0.0
 
 
-PLAYS: dict[str, Callable[[Any, bool, int], None]] = {
-    "Tianshou": play_tianshou, "PFRL": play_pfrl, "LeRobot": play_lerobot,
-}  # fmt: skip
+PLAYS = {"Tianshou": play_tianshou, "PFRL": play_pfrl, "LeRobot": play_lerobot}

@@ -196,9 +196,8 @@ def main(options: argparse.Namespace) -> None:
         arguments = setting, cores, options.sources.resolve(), options.seconds
         before = os.getloadavg()[0]
         found = in_turns({side: partial(measured, how, *arguments) for side, how in sides.items()}, options.rounds)
-        whole = {side: [*filter(None, figures)] for side, figures in found.items()}
-        of_sides = {side: medians(figures) for side, figures in whole.items() if figures}
-        row = {**made(before), "sides": of_sides}
+        whole = {side: [*filter(None, rounds)] for side, rounds in found.items()}
+        row = {**made(before), "sides": {side: medians(rounds) for side, rounds in whole.items() if rounds}}
         say(peers_table({name: row}))
         if options.store:
             write(STORED, {**load(STORED.stem), name: row})

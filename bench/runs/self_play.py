@@ -160,6 +160,5 @@ def main(options: argparse.Namespace) -> None:
             ratio = f"async {overlapped:,.1f} episodes/s, ratio {overlapped / serial:.2f}"
             say(f"{name}, {TASKS[name].balanced:g} updates/step: serial {serial:,.1f} episodes/s, {ratio}")
         else:
-            seeds = map(int, options.seeds.split(","))
-            say(records([learn(name, seed, options.settings) for seed in seeds]))
+            say(records([learn(name, int(seed), options.settings) for seed in options.seeds.split(",")]))
     say(origin(made(options.load_before)))
