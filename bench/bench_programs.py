@@ -24,7 +24,7 @@ from .embed import hosts
 from .embed.edits import Edit, changed, embed
 from .peers.setting import Setting
 from .rivals import peers, side
-from .runs import results, tasks
+from .runs import psro, results, tasks
 
 BENCH = Path(__file__).parent
 ROOMS = ["pages", "peers", "core", "runs", "rivals", "costs", "zoo", "cluster", "embed"]  # from the lowest on
@@ -148,6 +148,19 @@ def test_returns_are_kept_for_the_pages(tmp_path: Path, monkeypatch: Any, capsys
     assert "| CartPole-v1, serial | dqn | 300,000 | 0.25 | 0.5; 1.5; 2.5 | 1.5 | 2 |" in capsys.readouterr().out
     stored = json.loads((tmp_path / "results.json").read_text())
     assert stored["CartPole-v1, serial"]["returns"] == [0.5, 1.5, 2.5] and "recall, ppo" in stored
+
+
+@pytest.mark.long
+def test_psro_beside_another_is_kept_for_its_page(tmp_path: Path, monkeypatch: Any) -> None:
+    pytest.importorskip("pyspiel", reason="needs open_spiel")
+    for name, value in {"ITERATIONS": 1, "STEPS": 1_200, "GAMES": 2, "FOLDER": tmp_path}.items():
+        monkeypatch.setattr(psro, name, value)
+    monkeypatch.setattr(psro, "run_fresh", lambda function, *args: function(*args))
+    monkeypatch.setattr(psro, "theirs", lambda oracle, seed: [0.5 + seed, 1.0, 2.0, 7, 9])
+    main(["psro", "--seeds", "0", "1", "--store"])
+    ours, theirs, _ = json.loads((tmp_path / "psro.json").read_text())["rows"]
+    assert theirs == ["OpenSpiel, DQN", [0.5, 1.5], [1.0, 1.0], [2.0, 2.0], [7, 7], [9, 9]]
+    assert ours[4] == [1_200, 1_200] and min(ours[1] + ours[2] + ours[3]) > 0.3  # no equilibrium so soon
 
 
 @pytest.mark.long

@@ -18,8 +18,8 @@ from ..figures import FOLDER, four_digits, load, markdown, origin, origins, pict
 from ..machine import say
 
 DOCS = FOLDER.parent
-NAMES = "cluster", "drop-ins", "gallery", "performance", "planning", "reliability", "results", "guides/gpus", "embed"
-PAGES = [DOCS / f"{name}.md" for name in NAMES]
+NAMES = "cluster", "drop-ins", "gallery", "performance", "planning", "reliability", "results", "embed"
+PAGES = [DOCS / f"{name}.md" for name in (*NAMES, "guides/gpus", "guides/psro")]
 SIDES = {  # of `python -m bench gpu`
     "marlcore": "marlcore, us",
     "locks": "`load_state_dict` under a lock, us",
@@ -33,8 +33,8 @@ MEASURES = "rss_mb", "anonymous_mb", "descriptors"  # of a soak's processes
 
 
 def table(name: str) -> str:
-    """A table that was measured before its command stored figures."""
-    stored = load("earlier")[name]
+    """A table that its command stored, or that was measured before its command stored figures."""
+    stored = load("earlier").get(name) or load(name)
     return markdown(stored["columns"], stored["rows"]) + "\n" + origin(stored["origin"])
 
 

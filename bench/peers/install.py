@@ -1,8 +1,8 @@
 """Peers in environments of their own: `python -m bench install NAME`; `--help` lists the names.
 
-BenchMARL and Sample Factory need older packages. sorrel 1.6.0 (6 GB) and LeRobot need Python 3.12, Tianshou needs 3.11.
-These three also need the packages of marlcore[train], and find this checkout's marlcore by PYTHONPATH. `embed` has the
-codebases of `python -m bench embed` except LeRobot, with CleanRL's Gymnasium.
+BenchMARL and Sample Factory need older packages. sorrel 1.6.0 (6 GB) and LeRobot need Python 3.12, Tianshou and
+OpenSpiel 2.0.2 (2 GB) need 3.11. These four also need the packages of marlcore[train], and find this checkout's
+marlcore by PYTHONPATH. `embed` has the codebases of `python -m bench embed` except LeRobot, with CleanRL's Gymnasium.
 """
 
 import argparse
@@ -77,6 +77,8 @@ CLEANRL = Environment("cleanrl", "gymnasium==1.4.0 tyro==1.0.0 torch==2.13.0")
 RLLIB = Environment("rllib", "ray[rllib]==2.60.0 torch==2.13.0", others=OF_MARLCORE)
 RLOX = Environment("rlox", "rlox==1.2.0 gymnasium==1.4.0 torch==2.13.0")
 JAX = Environment("jax", "jaxmarl==0.2.0 gymnax==0.0.9 optax distrax", (3, 11))
+OF_PSRO = "chex cvxpy dm-haiku dm-tree ecos flax matplotlib networkx optax orbax-checkpoint rlax"  # it imports them all
+SPIEL = Environment("openspiel", f"open_spiel==2.0.2 torch==2.13.0 {OF_PSRO}", (3, 11), OF_MARLCORE)
 TESTED = "hypothesis pytest-benchmark pytest-xdist"
 SORREL = Environment("sorrel", f"sorrel==1.6.0 {TESTED}", (3, 12), OF_MARLCORE)
 TIANSHOU = Environment("tianshou", f"tianshou==2.0.1 pfrl==0.4.0 {TESTED}", (3, 11), OF_MARLCORE)
@@ -93,7 +95,7 @@ TESTS = {
 }
 ENVIRONMENTS = {
     each.name: each
-    for each in (BENCHMARL, SAMPLE_FACTORY, SORREL, TIANSHOU, EMBED, LEROBOT, SB3, CLEANRL, RLLIB, RLOX, JAX)
+    for each in (BENCHMARL, SAMPLE_FACTORY, SORREL, TIANSHOU, EMBED, LEROBOT, SB3, CLEANRL, RLLIB, RLOX, JAX, SPIEL)
 }
 
 
