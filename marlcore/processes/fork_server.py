@@ -68,7 +68,7 @@ class ForkServer:
         self._forks = fork
         self._process: Program | None = None
         self._channels: list[socket.socket] = []  # to the server and to the second server
-        self._answered: set[socket.socket] = set()  # channels of servers that are ready
+        self._answered: set[socket.socket] = set()  # channels of servers that are ready, and owe no answer
         self._lock = threading.Lock()  # several runs may share the server
 
     def begin(self) -> None:
@@ -141,6 +141,7 @@ class ForkServer:
                 socket.send_fds(channel, [FORK], fds)
                 return self._answer(channel, REPLY_S)
             except BaseException as error:
+                self._answered.clear()
                 self.close()  # a late answer would be taken for the next request's
                 self._forks = False  # a fork made now would hold the ends of this request's pipes
                 if not isinstance(error, _Gone) and getattr(error, "errno", None) not in CLOSED:
@@ -177,18 +178,34 @@ class ForkServer:
             raise InterruptedError(errno.EINTR, "told to stop before the process that forks workers was ready")
 
     def close(self) -> None:
-        """Kills the server; the kernel then kills its forks, among them the second server, whose forks it kills too."""
-        if self._process is not None:
-            self._process.kill()  # first, since a server raises if its channel closes before its answer is read
-        for channel in self._channels:
-            channel.close()
-        if self._process is not None:
-            try:
-                self._process.wait(KILL_S)
-            except subprocess.TimeoutExpired as error:
-                log.error("process %d did not end within %g s of SIGKILL and is left alone", self.pid, error.timeout)
-        self._channels, self._process = [], None
-        self._answered = set()
+        """Ends the server, its forks, and the second server with its forks. If it was interrupted, call it again.
+
+        Servers that are ready end when their channel closes, and only then does the CPU time of the second server's
+        forks count as that of this process's children. Others, whose imports may take long, are killed. The kernel
+        then kills their forks.
+        """
+        process = self._process
+        if process is not None and not all(map(self._is_ready, self._channels)):
+            process.kill()
+        while self._channels:
+            with self._channels.pop() as channel:
+                channel.shutdown(socket.SHUT_RDWR)  # a server that is a fork of this process holds this end too
+        if process is not None and not _ends(process):
+            process.kill()
+            if not _ends(process):
+                log.error("process %d did not end within %g s of SIGKILL and is left alone", process.pid, KILL_S)
+        self._process, self._answered = None, set()
+
+    def _is_ready(self, channel: socket.socket) -> bool:
+        """Whether its server is ready and has answered all requests, or has died."""
+        return channel in self._answered or bool(readable(0.0, channel.fileno()))
+
+
+def _ends(process: Program) -> bool:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(KILL_S)
+        return True
+    return False
 
 
 def start_child(start: Callable[[], Program]) -> Program:

@@ -86,9 +86,9 @@ def serve(parent: int, channels: Sequence[int], preload: Sequence[str], early: S
     for module in early:
         import_module(module)
     gc.freeze()  # a collection would write to shared copy-on-write pages
+    server, second = os.getpid(), 0
     for other in others:
-        server = os.getpid()
-        if fork() == 0:
+        if (second := fork()) == 0:
             os.close(channel)
             os.close(pidfd)
             serve(server, [other], ())
@@ -96,13 +96,13 @@ def serve(parent: int, channels: Sequence[int], preload: Sequence[str], early: S
     for module in preload:
         import_module(module)
     gc.freeze()
-    _Server(socket.socket(fileno=channel), pidfd).run()
+    _Server(socket.socket(fileno=channel), pidfd, second).run()
 
 
 class _Server:
-    def __init__(self, channel: socket.socket, parent: int) -> None:
+    def __init__(self, channel: socket.socket, parent: int, second: int) -> None:
         self._channel = channel
-        self._parent = parent
+        self._parent, self._second = parent, second
         self._children: dict[int, tuple[int, int]] = {}  # pidfd: (pid, pipe for its exit status)
 
     def run(self) -> None:
@@ -118,15 +118,18 @@ class _Server:
 
     def _answer(self, number: int, *fds: int) -> None:
         """Sends a fork's pid or a negative errno. The first answer is 0, and means that the server is ready."""
-        socket.send_fds(self._channel, [NUMBER.pack(number)], fds)
+        try:
+            socket.send_fds(self._channel, [NUMBER.pack(number)], fds)
+        except BrokenPipeError:  # the parent has closed its end meanwhile
+            self._end()
 
     def _fork(self) -> None:
         try:
             request, fds = receive(self._channel, len(FORK), 4)
         except ConnectionResetError:  # the parent never read that this server is ready
-            os._exit(0)
+            self._end()
         if not request:  # the parent has closed its end
-            os._exit(0)
+            self._end()
         try:
             if len(fds) < 4:
                 raise OSError(errno.EMFILE, "descriptors were lost")
@@ -135,6 +138,13 @@ class _Server:
             self._answer(-(error.errno or errno.EAGAIN))
         for fd in fds:
             os.close(fd)
+
+    def _end(self) -> NoReturn:
+        """Waits for the second server first, so that the CPU time of its forks counts as the parent's children's."""
+        if self._second:
+            os.kill(self._second, signal.SIGKILL)
+            os.waitpid(self._second, 0)
+        os._exit(0)
 
     def _start(self, task: int, report: int, status: int, tracker: int) -> None:
         """Forks a worker. Raises OSError if the system starts no process or no descriptor is free for its pidfd."""

@@ -55,6 +55,12 @@ def end(report: Connection, how: int) -> None:
     os._exit(how)
 
 
+def work(report: Connection, seconds: float) -> None:
+    """Works for `seconds` of CPU time."""
+    while time.process_time() < seconds:
+        pass
+
+
 def linger(report: Connection) -> None:
     report.send(os.getpid())
     time.sleep(600.0)

@@ -16,9 +16,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
-from forked import Child, attach, end, linger, tell
+from forked import Child, attach, end, linger, tell, work
 from processes import await_ends
 from tiers import long_but
 from victims import fork, reap
@@ -112,6 +113,31 @@ def test_a_child_holds_nothing_of_the_server(fork_server: ForkServer) -> None:
         held = told(fork_server, "descriptors")
     kinds = [kind.partition(":")[0] for kind in held if "/libffi.so" not in kind]  # which opens its own file
     assert kinds == ["pipe", "pipe"]  # to the tracker, and what it reports through
+
+
+@pytest.mark.parametrize("servers", [(False, True), (True,)], ids=["both", "the second"])
+def test_the_cpu_time_of_all_forks_counts_once_the_server_is_closed(servers: tuple[bool, ...]) -> None:
+    """Such as in what `time marlcore train` prints. The servers fork this process, so they take no time for imports."""
+    seconds, before = 0.5, sum(os.times()[2:4])
+    with closing(ForkServer(fork=True, early=["wave"])) as server:
+        for early in servers:
+            with closing(Child(server, work, seconds, early=early)) as child:
+                assert child.status() == 0
+    assert sum(os.times()[2:4]) - before > 0.95 * seconds * len(servers)
+
+
+@EITHER
+def test_an_interrupted_close_can_be_repeated(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told(server, "environment") is None
+    process = server._process
+    assert process is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "wait", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            server.close()
+    server.close()
+    process.wait(0.0)
+    assert told(server, "environment") is None
 
 
 @pytest.mark.parametrize("how", [0, 3, int(-signal.SIGKILL), int(-signal.SIGSEGV)])
