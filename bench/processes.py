@@ -29,7 +29,7 @@ def in_turns(sides: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str
 
 
 def medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The median of each fraction; what is no fraction is the last round's."""
+    """The median of each float; other values are the last round's."""
     last = rounds[-1].items()
     return {name: median(each[name] for each in rounds) if isinstance(end, float) else end for name, end in last}
 

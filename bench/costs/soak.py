@@ -212,7 +212,8 @@ def training() -> Iterator[Counts]:
             run.wait()  # raises what ended it
         if time.monotonic() >= due:
             due += KILL_S
-            kill(run, "actor-1")
+            with suppress(ProcessLookupError):
+                kill(run, "actor-1")
         status = run.status()
         restarts = sum(status.restarts.values())
         return Counter(steps=status.steps, updates=sum(status.updates.values()), restarts=restarts)

@@ -6,6 +6,7 @@ line of JSON with the row of `python -m bench psro`, where the steps of a respon
 
 import json
 import os
+import random
 import sys
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ STEPS_OF_EPISODE = 2.3  # of one player, about
 def main(oracle: str, seed: int, iterations: int, steps: int, games: int, **settings: Any) -> None:
     torch.set_num_threads(1)
     np.random.seed(seed)
+    random.seed(seed)  # which chooses opponents
     game, kind = pyspiel.load_game("leduc_poker"), rl_policy.rl_policy_factory(DQN)
     settings |= {"state_representation_size": game.information_state_tensor_size(), "num_actions": 3, "seed": seed}
     env, first = Environment(game, seed=seed), [TabularPolicy(game), TabularPolicy(game)]

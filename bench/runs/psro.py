@@ -1,6 +1,6 @@
 """`python -m bench psro`: Leduc poker by `mc.psro` beside OpenSpiel's PSRO, in exact exploitability and CPU-seconds.
 
-OpenSpiel runs in its own environment, with its DQN at equal settings, and with its exact best responses.
+OpenSpiel runs in its own environment, with its DQN, and with its exact best responses.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from ..machine import cpu_seconds, made, say
 from ..peers.install import SPIEL, WITH_MARLCORE
 from ..processes import run_fresh
 
+STORE = "keep the figures for docs/guides/psro.md"
 ITERATIONS, STEPS, GAMES, HIDDEN, BATCH, EPSILON = 16, 8_000, 300, (64, 64), 128, 0.7
 PEERS = {"hidden_layers_sizes": HIDDEN, "batch_size": BATCH, "epsilon_start": EPSILON, "epsilon_end": EPSILON}
 PEERS |= {"optimizer_str": "adam", "learning_rate": 1e-3, "replay_buffer_capacity": 100_000}
@@ -62,7 +63,6 @@ def theirs(oracle: str, seed: int) -> list[float]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--store", action="store_true", help="keep the figures for docs/guides/psro.md")
 
 
 def main(options: argparse.Namespace) -> None:
