@@ -131,7 +131,7 @@ def test_the_page_is_that_of_the_stored_figures(tmp_path: Path, monkeypatch: pyt
     written = (zoo_page.DOCS / "zoo.md").read_text()
     (tmp_path / "zoo.md").write_text(re.sub(r"(?m)^\| cartpole-ppo .*\n", "", written))
     monkeypatch.setattr(zoo_page, "DOCS", tmp_path)
-    zoo_page.write(FIGURES, zoo.read_figures(zoo.DEFAULTS), zoo.read_figures(zoo.BENCHMARL))
+    zoo_page.write(FIGURES, zoo.read_figures(zoo.SWEEP), zoo.read_figures(zoo.BENCHMARL))
     ends = re.compile(r" \[-?[\d.e+]+, -?[\d.e+]+\]")
     assert ends.sub("", (tmp_path / "zoo.md").read_text()) == ends.sub("", written)
     assert all(f"| {name} |" in written for name in preset_names())

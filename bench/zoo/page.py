@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -32,6 +33,10 @@ RL_ZOO = {  # one run each, in thousands of steps; HalfCheetah and Hopper are -v
 TEAM_TASKS = ("simple-spread", "simple-reference", "simple-tag")
 TEAM_STEPS = 100_000  # of the environment, by all of their presets
 OF_BENCHMARL = {"vdn": "vdn", "qmix": "qmix", "maddpg": "maddpg", "mappo": "mappo", "ippo": "ppo"}  # by its names
+EPYMARL = {  # Papoudakis et al. 2021, table 3: the return, and millions of steps of the environment (section 4.1)
+    "foraging-mappo": (1.0, 20), "foraging-ppo": (1.0, 20), "foraging-qmix": (0.96, 2), "foraging-vdn": (1.0, 2),
+}  # fmt: skip
+MEMBERS = 2  # of the team, in each of these tasks
 COLUMNS = (
     "preset", "environment", "algorithm", "steps", "seeds", "random", "last", "best", "threshold", "solved", "RL Zoo",
     "seconds", "CPU seconds",
@@ -43,29 +48,34 @@ def interquartile_mean(scores: Sequence[float]) -> tuple[float, float, float]:
     from scipy.stats import bootstrap, trim_mean  # here: its import takes a second, and pytest imports this file
 
     mean = partial(trim_mean, proportiontocut=0.25)
-    if len(scores) < 2:
+    if len(scores) < 3:
         return float(mean(scores)), math.nan, math.nan
     drawn = bootstrap((scores,), mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(0))
     return float(mean(scores)), *map(float, drawn.confidence_interval)
 
 
-def write(figures: Mapping[str, Any], defaults: Mapping[str, Any], benchmarl: Mapping[str, Any]) -> None:
+def with_interval(mean: float, low: float, high: float) -> str:
+    return f"{mean:.4g}" + ("" if math.isnan(low) else f" [{low:.4g}, {high:.4g}]")
+
+
+def write(figures: Mapping[str, Any], sweeps: Mapping[str, Any], benchmarl: Mapping[str, Any]) -> None:
     """Writes the parts of the page that come from figures, between its marks, and the pictures."""
     table = markdown(COLUMNS, (row_of(name, figures.get(name)) for name in preset_names()))
     image = "![Return over the steps of each preset's runs: means, and lowest to highest](zoo/curves.png)"
     text = "\n".join([table, conditions(figures), "", image, ""])
     page = DOCS / "zoo.md"
-    renderers = {"zoo": lambda _: text, "defaults": lambda _: table_of_defaults(defaults)}
+    renderers = {"zoo": lambda _: text, "sweep": lambda _: table_of_sweeps(sweeps)}
     renderers["benchmarl"] = lambda _: beside_benchmarl(figures, benchmarl)
+    renderers["epymarl"] = lambda _: beside_epymarl(figures)
     page.write_text(filled(page.read_text(), renderers))
     draw({name: figures[name] for name in preset_names() if name in figures}, DOCS / "zoo" / "curves.png")
 
 
 def conditions(figures: Mapping[str, Any]) -> str:
     loads = [run["load"] for record in figures.values() for run in record["runs"].values()]
-    presets: dict[str, list[str]] = {}  # by machine
+    presets: dict[str, list[str]] = {}  # by the machines of their runs
     for preset, record in sorted(figures.items()):
-        presets.setdefault(f"{record['machine']}; {record['software']}", []).append(preset)
+        presets.setdefault("; and ".join(sorted({run["on"] for run in record["runs"].values()})), []).append(preset)
     most = max(presets, key=lambda machine: len(presets[machine]))
     lines = [f"{'Others' if machine == most else ', '.join(of)}: {machine}." for machine, of in presets.items()]
     return "\n".join([*sorted(lines), f"The load was {min(loads):g} to {max(loads):g}."])
@@ -83,24 +93,32 @@ def row_of(preset: str, record: Mapping[str, Any] | None) -> list[str]:
     runs = list(record["runs"].values())
     last = [run["last"] for run in runs]
     mean, low, high = interquartile_mean(last)
-    interval = "" if math.isnan(low) else f" [{low:.4g}, {high:.4g}]"
     best = [run["best"] for run in runs if "best" in run]
     reached = sum(score >= threshold for score in last) if threshold is not None else 0
     solved = "" if threshold is None else f"{'yes' if mean >= threshold else 'no'}, {reached} of {len(last)}"
-    seconds = [f"{median(run[name] for run in runs):.0f}" for name in ("seconds", "cpu")]
+    counted = all("cpu" in run for run in runs)
+    costs = [
+        f"{median(run['seconds'] for run in runs):.0f}",
+        f"{median(run['cpu'] for run in runs):.0f}" if counted else "",
+    ]
     chance = f"{record['random']:.4g}" if "random" in record else "0.5"
-    scores = [chance, f"{mean:.4g}{interval}", f"{interquartile_mean(best)[0]:.4g}" if best else ""]
-    return [*names, str(len(runs)), *scores, required, solved, beside, *seconds]
+    scores = [chance, with_interval(mean, low, high), f"{interquartile_mean(best)[0]:.4g}" if best else ""]
+    return [*names, str(len(runs)), *scores, required, solved, beside, *costs]
 
 
-def table_of_defaults(defaults: Mapping[str, Any]) -> str:
+def table_of_sweeps(sweeps: Mapping[str, Any]) -> str:
+    """A row for an algorithm's defaults, one for the best of the drawn settings, and those that were tried besides."""
     rows = []
-    for algorithm, changes in defaults.items():
-        for change, scores in changes.items():
-            mean = np.mean([np.mean(seeds[:2]) for seeds in scores.values()])  # which all rows have
-            each = [f"{preset} {', '.join(f'{score:.2f}' for score in seeds)}" for preset, seeds in scores.items()]
-            rows.append([algorithm, change, f"{mean:.2f}", "; ".join(each)])
-    return markdown(("algorithm", "settings", "score", "scores by seed"), rows)
+    for algorithm, record in sweeps.items():
+        for settings, scores in record["seeds"].items():
+            if len(scores) < len(record["members"]):  # it was interrupted
+                continue
+            named = ", ".join(f"{name.partition('.')[2]}={value}" for name, value in json.loads(settings).items())
+            mean = np.mean([np.minimum(of, 1.0).mean() for of in scores.values()])
+            each = [f"{env.rpartition(':')[2]} {np.mean(of):.2f}" for env, of in scores.items()]
+            rows.append([algorithm, named or "defaults", f"{mean:.2f}", "; ".join(each)])
+    machines = ", ".join(sorted({record["machine"] for record in sweeps.values()}))
+    return markdown(("algorithm", "settings", "score", "by task"), rows) + f"\n{machines}.\n"
 
 
 def beside_benchmarl(figures: Mapping[str, Any], benchmarl: Mapping[str, Any]) -> str:
@@ -120,6 +138,20 @@ def beside_benchmarl(figures: Mapping[str, Any], benchmarl: Mapping[str, Any]) -
             times = [f"{run['seconds'] / seconds:.1f}", f"{run['cpu'] / cpu:.1f}"]
             rows.append([*theirs, preset, score, f"{seconds:.0f}", f"{cpu:.0f}", *times])
     return markdown(columns, rows) + f"\n{benchmarl['machine']}; {benchmarl['software']}.\n"
+
+
+def beside_epymarl(figures: Mapping[str, Any]) -> str:
+    """A row a preset with a published return; ours is the team's, the sum over its members."""
+    columns = ("preset", "seeds", "steps", "at the end of training", "greedy", "EPyMARL's steps", "EPyMARL's return")
+    rows = []
+    for preset, (published, millions) in EPYMARL.items():
+        _, algorithm, config = mc.preset(preset)
+        steps = config.total_steps // (1 if algorithm.wants_team else MEMBERS)  # of the environment
+        runs = figures[preset]["runs"].values()
+        returns = MEMBERS * np.array([(run["curve"][-1], run["last"]) for run in runs])  # [runs, 2]
+        ours = [with_interval(*interquartile_mean(scores)) for scores in returns.T]
+        rows.append([preset, len(runs), f"{steps:,}", *ours, f"{millions},000,000", f"{published:.2f}"])
+    return markdown(columns, rows)
 
 
 def threshold_of(env: str) -> float | None:

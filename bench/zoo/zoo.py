@@ -2,8 +2,6 @@
 
 After a run, its last and its best weights play 100 greedy episodes. A seed that is trained again replaces its stored
 run; a preset whose settings have changed loses its earlier runs. `--page` writes docs/zoo.md without training.
-`--changes '{"tau": 0.005}'` leaves out a preset's settings of the algorithm, which then has its defaults with these
-changes. Such a run's score is in docs/zoo/defaults.json: 0 is random play, 1 what RL Zoo reports, else the zoo's row.
 """
 
 import argparse
@@ -36,7 +34,7 @@ from ..runs.training import play_both_sides
 from . import page
 
 FIGURES = ROOT / "docs" / "zoo" / "figures.json"
-DEFAULTS = FIGURES.with_name("defaults.json")  # scores by algorithm, changes and preset
+SWEEP = FIGURES.with_name("sweep.json")  # of `python -m bench sweep`
 BENCHMARL = FIGURES.with_name("benchmarl.json")  # of `python -m bench teams`
 BINS = 30  # of a stored curve
 FRAMES = 18_000  # of an Atari episode, as Mnih et al. 2015 evaluate: a greedy policy may wait for ever to serve
@@ -58,17 +56,15 @@ def digest_of(preset: str) -> str:
     return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
 
-def train_fresh(preset: str, seed: int, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def train_fresh(preset: str, seed: int) -> dict[str, Any]:
     """`train` in a process of its own, which leaves no files."""
     with tempfile.TemporaryDirectory() as folder:
-        return run_fresh(train, preset, seed, Path(folder) / "run", changes)
+        return run_fresh(train, preset, seed, Path(folder) / "run")
 
 
-def train(preset: str, seed: int, run_dir: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """One run, in this process; with `changes`, by the algorithm's defaults with these changes."""
+def train(preset: str, seed: int, run_dir: Path) -> dict[str, Any]:
+    """One run, in this process."""
     env, algorithm, config = mc.preset(preset)
-    if changes is not None:
-        algorithm = type(algorithm)(**changes)
     with closing(vectorize(factory(env), 1)) as made:
         agents = len(made.agents)  # a team's return is the sum of several
     load, began, used = os.getloadavg()[0], time.monotonic(), cpu_seconds()
@@ -82,7 +78,13 @@ def train(preset: str, seed: int, run_dir: Path, changes: Mapping[str, Any] | No
         means = {which: mc.evaluate(run_dir, EPISODES, which=which, env_fn=capped).mean for which in kept}
         scores = {which: sum(mean.values()) / agents for which, mean in means.items()}
     curve = binned(run_dir, config.total_steps, agents)
-    return {**scores, "seconds": round(seconds), "cpu": round(cpu), "load": round(load, 1), "curve": curve}
+    costs = {"seconds": round(seconds), "cpu": round(cpu), "load": round(load, 1), "on": machine()}
+    return {**scores, **costs, "curve": curve}
+
+
+def machine() -> str:
+    software = ", ".join(f"{package} {metadata.version(package)}" for package in ("gymnasium", "numpy", "torch"))
+    return f"{system()}; Python {python_version()}, {software}"
 
 
 def binned(run_dir: Path, steps: int, agents: int) -> list[float | None]:
@@ -96,44 +98,26 @@ def binned(run_dir: Path, steps: int, agents: int) -> list[float | None]:
 
 def record_of(figures: Mapping[str, Any], preset: str) -> dict[str, Any]:
     """A preset's record with the runs that still count."""
-    software = ", ".join(f"{package} {metadata.version(package)}" for package in ("gymnasium", "numpy", "torch"))
-    of_now = {"settings": digest_of(preset), "machine": system(), "software": f"Python {python_version()}, {software}"}
-    record = figures.get(preset, {})
-    if {name: record.get(name) for name in of_now} == of_now:
+    record, settings = figures.get(preset, {}), digest_of(preset)
+    if record.get("settings") == settings:
         return dict(record)
     env, _, config = mc.preset(preset)
     chance = {} if config.self_play.pool else {"random": float(f"{play_randomly(env):.4g}")}
-    return {**of_now, **chance, "runs": {}}
-
-
-def compare_with_defaults(preset: str, changes: Mapping[str, Any], seeds: list[int]) -> None:
-    name = ", ".join(f"{key}={value}" for key, value in changes.items()) or "defaults"
-    record = read_figures(FIGURES)[preset]
-    own = page.interquartile_mean([run["last"] for run in record["runs"].values()])
-    chance, most = record["random"], page.RL_ZOO.get(preset, own)[0]
-    scores = [round((train_fresh(preset, seed, changes)["last"] - chance) / (most - chance), 3) for seed in seeds]
-    stored, algorithm = read_figures(DEFAULTS), preset.rpartition("-")[2]
-    stored.setdefault(algorithm, {}).setdefault(name, {})[preset] = scores
-    DEFAULTS.write_text(json.dumps(stored, indent=1) + "\n")
-    say(f"{preset} {name} {scores}")
+    return {"settings": settings, **chance, "runs": {}}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=preset_names(), metavar="PRESET", help="by default all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--changes", type=json.loads, metavar="JSON", help="changes of the algorithm's defaults")
     parser.add_argument("--page", action="store_true", help="write docs/zoo.md, and train nothing")
 
 
 def main(options: argparse.Namespace) -> None:
     figures = read_figures(FIGURES)
     if options.page:
-        page.write(figures, read_figures(DEFAULTS), read_figures(BENCHMARL))
+        page.write(figures, read_figures(SWEEP), read_figures(BENCHMARL))
         return
     for preset in options.only or preset_names():
-        if options.changes is not None:
-            compare_with_defaults(preset, options.changes, options.seeds)
-            continue
         figures[preset] = record_of(figures, preset)
         for seed in options.seeds:
             run = train_fresh(preset, seed)
