@@ -96,11 +96,8 @@ def row_of(preset: str, record: Mapping[str, Any] | None) -> list[str]:
     best = [run["best"] for run in runs if "best" in run]
     reached = sum(score >= threshold for score in last) if threshold is not None else 0
     solved = "" if threshold is None else f"{'yes' if mean >= threshold else 'no'}, {reached} of {len(last)}"
-    counted = all("cpu" in run for run in runs)
-    costs = [
-        f"{median(run['seconds'] for run in runs):.0f}",
-        f"{median(run['cpu'] for run in runs):.0f}" if counted else "",
-    ]
+    taken = [[run.get(name, math.nan) for run in runs] for name in ("seconds", "cpu")]
+    costs = ["" if math.isnan(sum(each)) else f"{median(each):.0f}" for each in taken]
     chance = f"{record['random']:.4g}" if "random" in record else "0.5"
     scores = [chance, with_interval(mean, low, high), f"{interquartile_mean(best)[0]:.4g}" if best else ""]
     return [*names, str(len(runs)), *scores, required, solved, beside, *costs]

@@ -26,7 +26,7 @@ from ..runs.results import play_randomly
 from .page import threshold_of
 from .zoo import SWEEP, read_figures
 
-MEMBERS, SEEDS, EPISODES, PARALLEL = 12, (1, 2, 3, 4, 5), 50, 1
+MEMBERS, SEEDS, EPISODES = 12, (1, 2, 3, 4, 5), 50
 THRESHOLDS = {"treasure_hunt": 100.0, "gymnasium:Pendulum-v1": -150.0}  # where Gymnasium registers none
 DISCRETE = {  # steps of a run, and updates a step (PPO has its own)
     "gymnasium:CartPole-v1": (50_000, 0.25), "gymnasium:Acrobot-v1": (50_000, 0.25),
@@ -71,7 +71,7 @@ def config_of(algorithm: str, env: str, folder: str) -> mc.Config:
 
 def draw(algorithm: str, env: str, chance: float) -> list[dict[str, Any]]:
     """Each member's settings and score; on every task, the members have the same settings."""
-    population = mc.PopulationConfig(settings=SWEPT[algorithm][1], size=MEMBERS, parallel=PARALLEL, method="random")
+    population = mc.PopulationConfig(settings=SWEPT[algorithm][1], size=MEMBERS, parallel=1, method="random")
     with tempfile.TemporaryDirectory() as folder:
         members = mc.train_population(env, algorithm, config_of(algorithm, env, folder), population, progress=False)
     ordered = sorted(members, key=lambda member: member.number)
@@ -82,7 +82,7 @@ def confirm(algorithm: str, env: str, settings: Mapping[str, Any], chance: float
     """A score a seed."""
     with tempfile.TemporaryDirectory() as folder:
         config, chosen = with_settings(config_of(algorithm, env, folder), make(algorithm), settings)
-        results = mc.train_seeds(env, chosen, config, SEEDS, parallel=PARALLEL, progress=False)
+        results = mc.train_seeds(env, chosen, config, SEEDS, progress=False)
         return [scaled(last_evaluation(result.run_dir), env, chance) for result in results]
 
 
@@ -100,10 +100,10 @@ def scaled(mean: float, env: str, chance: float) -> float:
 def best_of(members: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """The settings with the best mean over the tasks, of which each counts up to 1: none makes up for another."""
     means = np.mean([[min(each["score"], 1.0) for each in scores] for scores in members.values()], 0)
-    return hashable(four_digits(next(iter(members.values()))[int(np.argmax(means))]["settings"]))  # as stored
+    return with_tuples(four_digits(next(iter(members.values()))[int(np.argmax(means))]["settings"]))  # as stored
 
 
-def hashable(settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_tuples(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
 
 
@@ -125,7 +125,7 @@ def main(options: argparse.Namespace) -> None:
         chances[env] = play_randomly(env)
         members[env] = draw(name, env, chances[env])
         keep([each["score"] for each in members[env]], env)
-    for settings in ({}, best_of(members), *map(hashable, options.also)):
+    for settings in ({}, best_of(members), *map(with_tuples, options.also)):
         seeds = record["seeds"].setdefault(json.dumps(settings, sort_keys=True), {})
         for env in (env for env in members if env not in seeds):
             seeds[env] = confirm(name, env, settings, chances[env])

@@ -89,10 +89,7 @@ class ForkServer:
     def ready(self) -> bool:
         """Whether the server was started and has finished its imports (or has died)."""
         first = self._channels[:1]  # one snapshot, since another thread may close the server meanwhile
-        if isinstance(self._process, ForkOfThis) or any(channel in self._answered for channel in first):
-            return True
-        fds = [channel.fileno() for channel in first]  # -1 if another thread has just closed the channel
-        return any(fd < 0 or readable(0.0, fd) for fd in fds)
+        return isinstance(self._process, ForkOfThis) or any(map(self._is_ready, first))
 
     @property
     def pid(self) -> int | None:
@@ -198,7 +195,8 @@ class ForkServer:
 
     def _is_ready(self, channel: socket.socket) -> bool:
         """Whether its server is ready and has answered all requests, or has died."""
-        return channel in self._answered or bool(readable(0.0, channel.fileno()))
+        fd = channel.fileno()  # -1 if another thread has just closed the channel
+        return channel in self._answered or fd < 0 or bool(readable(0.0, fd))
 
 
 def _ends(process: Program) -> bool:
