@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from processes import children, family, until
 from ray_nodes import RayNodes
-from whole_clusters import BEGINNING, called, left_on, title_of
+from whole_clusters import BEGINNING, called, leaves_nothing, left_on, title_of
 
 EVERY_S = 5.0  # of a long run; a short one strikes again at once
 PAUSE_S = 2.0  # for which a process is stopped; an agent, until it has lost its seat
@@ -210,8 +210,7 @@ def test_a_run_outlives_whatever_is_lost(ray_nodes: RayNodes, tmp_path: Path) ->
     result = chaos(ray_nodes, tmp_path / "run", strikes, random.Random(0))
     assert result["updates"]["agent_0"] > 0 and result["strikes"] == len(strikes) and result["rows"] > 0
     assert result["torn"] == result["twice"] == 0
-    until(lambda: not left_on(ray_nodes)["processes"])
-    assert not left_on(ray_nodes)["segments"]
+    leaves_nothing(ray_nodes)
     ray_nodes.settle()
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from metric_names import unexplained
 from processes import family, until
-from whole_clusters import NOTHING, Drive, left_on
+from whole_clusters import Drive, leaves_nothing
 from whole_runs import LONG, values_of
 
 RUN = "told(mc.train(CARTPOLE, 'dqn', configured(sys.argv[2], int(sys.argv[3])), progress=False))"
@@ -52,5 +52,4 @@ def test_a_node_that_joins_later_is_used_and_a_signal_leaves_nothing_on_any_node
     led_to = family(driver.pid)
     os.kill(driver.pid, signal.SIGTERM)
     until(lambda: not driver.running and not any(os.path.exists(f"/proc/{pid}") for pid in led_to))
-    until(lambda: left_on(drive.nodes)["processes"] == [])
-    assert left_on(drive.nodes) == NOTHING
+    leaves_nothing(drive.nodes)

@@ -16,7 +16,7 @@ from arena import Arena, Marking, episodes_of
 from arena_games import check_opponents, check_parts, check_table, marks, played, table
 from processes import until
 from refused import check_refused
-from whole_clusters import NOTHING, Drive, called, left_on, result_of
+from whole_clusters import Drive, called, leaves_nothing, result_of
 from whole_runs import LONG, checkpoint, opponents_of, policy_of, steps_of, values_of
 
 import marlcore as mc
@@ -105,7 +105,7 @@ def test_no_game_counts_twice_whatever_is_killed(killed: str, drive: Drive, note
     assert all(0 <= seen[kind] - counted[kind] <= LOSES[killed] for kind in seen), (seen, counted)
     frozen = {acted[0] for sides in episodes_of(notes).values() for acted in sides.values() if acted[0] % 1 == 0}
     assert len(frozen) > 10 and frozen <= {*marks(run_dir).values()}
-    until(lambda: left_on(nodes) == NOTHING)
+    leaves_nothing(nodes)
 
 
 GOES_ON = "told(league(int(sys.argv[4]), sys.argv[2], latest=0.0, anchors={}).wait())"
@@ -131,7 +131,7 @@ def test_a_league_goes_on_after_its_driver_was_killed(drive: Drive, notes: Path)
     assert table(run_dir) == Counter({kind: counts[kind] + played(later)[kind] for kind in ("wins", "draws", "losses")})
     acted = {acted[0] for sides in episodes_of(later).values() for acted in sides.values()}
     assert len(admitted & acted) > 2, "restored opponents have played, with their own weights"
-    until(lambda: left_on(drive.nodes)["processes"] == [])
+    leaves_nothing(drive.nodes)
 
 
 LACKED = "print(refusal(lambda: league(1_000, anchors={sys.argv[4]: 0.2})))"
@@ -146,7 +146,8 @@ def test_an_anchor_that_a_machine_lacks_is_refused(drive: Drive) -> None:
     assert re.fullmatch(
         r"env_fn: expected an environment that .*\(.*self_play\.anchors: .* got 'only_here:bot' .*", said
     ), said
-    assert not drive.run_dir.exists() and left_on(drive.nodes) == NOTHING
+    assert not drive.run_dir.exists()
+    leaves_nothing(drive.nodes)
 
 
 def test_a_machine_needs_the_checkpoints_of_anchors(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from processes import until
 from ray_hosts import RayHosts
 from rows_between_hosts import LANES
 from test_cluster_chaos import Driver, outlived
-from whole_clusters import NOTHING, Drive, left_on
+from whole_clusters import Drive, leaves_nothing, left_on
 
 pytestmark = pytest.mark.long
 
@@ -239,8 +239,7 @@ def test_a_run_outlives_its_network(hosts: RayHosts, tmp_path: Path) -> None:
     """Agents that lose their leases while they are cut off are replaced; no row of theirs is there twice."""
     result = outlive(hosts, tmp_path / "run", whole=False)
     assert result["torn"] == result["twice"] == 0 and result["rows"] > 0
-    until(lambda: not left_on(hosts)["processes"])
-    assert left_on(hosts) == NOTHING
+    leaves_nothing(hosts)
 
 
 LEARNS = "told(mc.train(CARTPOLE, 'dqn', configured(sys.argv[2], int(sys.argv[3]), nodes=1), progress=False))"

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import until
 from ray_nodes import MARK, RayNodes, marked
-from whole_clusters import BEGINNING, NOTHING, Drive, left_on
+from whole_clusters import BEGINNING, Drive, leaves_nothing
 
 from marlcore import __version__
 from marlcore.kernels import jit
@@ -72,7 +71,7 @@ def test_a_run_is_refused(guarded: RayNodes, program: Callable[..., Any], tmp_pa
         error, has_directory = json.loads(line)
         assert "\n" not in error and re.fullmatch(".*".join(["", *map(re.escape, says), ""]), error), error
         assert not has_directory
-    until(lambda: left_on(guarded) == NOTHING)
+    leaves_nothing(guarded)
 
 
 def test_a_node_of_another_ray_does_not_join(guarded: RayNodes, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Discrete
 from processes import family, sweep, until
 from ray_nodes import RayNodes
 from refused import check_refused
-from whole_clusters import NOTHING, Drive, called, left_on, result_of
+from whole_clusters import Drive, called, leaves_nothing, left_on, result_of
 from whole_runs import LONG, Runs, checkpoint, finished, marlcore, saved_replay, steps_of
 
 import marlcore as mc
@@ -130,7 +130,7 @@ def test_a_killed_drivers_run_goes_on_from_its_checkpoints(drive: Drive) -> None
         )
         assert {*batch.policy_version.tolist()} & {*range(1, before["version"] + 1)}, "rows from before came back"
         assert batch.policy_version.max() > before["version"]
-    until(lambda: left_on(ray_nodes) == NOTHING)  # the kernel ends the last processes meanwhile
+    leaves_nothing(ray_nodes)
     ended(ray_nodes)
 
 
@@ -143,7 +143,7 @@ def test_a_run_goes_on_on_fewer_machines_and_then_on_one(drive: Drive) -> None:
     taken = max(steps_of(run_dir), before["step"])
     result = result_of(drive(RESUMES, args=[taken + 3000, 0, 1]))
     assert taken + 3000 <= result["steps"] < taken + 3050 and not any(result["restarts"].values())
-    until(lambda: left_on(ray_nodes) == NOTHING)  # the kernel ends the last processes meanwhile
+    leaves_nothing(ray_nodes)
     ended(ray_nodes)
     between = checkpoint(run_dir)
     assert between["version"] > before["version"]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from processes import until
 from ray_nodes import RayNodes
 
 BEGINNING = """
@@ -58,7 +59,6 @@ import marlcore.preload, marlcore.preload_torch
 from marlcore.run import doors
 doors.Children = partial(doors.Children, fork=None)  # so that no second process imports torch
 """
-NOTHING: dict[str, list[object]] = {"segments": [], "processes": []}
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Drive:
     def result(self, *parts: str, args: Sequence[object] = ()) -> Any:
         """What a driver tells at its end; it leaves nothing on the nodes."""
         result = result_of(self(*parts, args=args))
-        assert left_on(self.nodes) == NOTHING
+        leaves_nothing(self.nodes)
         return result
 
 
@@ -107,3 +107,9 @@ def left_on(nodes: RayNodes) -> dict[str, list[object]]:
     segments = [name for node in range(len(nodes.directories)) for name in nodes.segments(node)]
     titles = "ray::Agent", "marlcore.cluster.nodes", "marlcore fork server", "marlcore actor"
     return {"segments": [*segments], "processes": [pid for title in titles for pid in called(nodes, title)]}
+
+
+def leaves_nothing(nodes: RayNodes) -> None:
+    """Waits until the kernel has ended the last processes of runs that are over; they must have left no segment."""
+    until(lambda: not left_on(nodes)["processes"])
+    assert left_on(nodes) == {"segments": [], "processes": []}
