@@ -67,7 +67,8 @@ def test_a_league_of_machines_plays_as_one(drive: Drive, notes: Path) -> None:
 
 KILLED = """
 class Gated(Arena):
-    # Rests until the test is about to kill, and again until successors live: the run could have ended by then.
+    # Rests until the test is about to kill, and again until successors live and opponents are there to play: the run
+    # could have ended by then.
     # A killed actor and its successor take at most 2 * 62 episodes * 4 copies * 9 steps until then, of 12,000.
     def reset(self, **options):
         for gate, episode in {"about_to_kill": 40, "succeeded": 60}.items():
@@ -99,12 +100,13 @@ def test_no_game_counts_twice_whatever_is_killed(killed: str, drive: Drive, note
         lambda: all(len({*called(nodes, title)} - victims.keys()) >= awaited[title] for title in titles),
         lambda: driver.running,
     )
+    until(lambda: len(opponents_of(run_dir)) > 6, lambda: driver.running)
     notes.with_name("succeeded").touch()
     assert result_of(driver)["steps"] >= 12_000
     seen, counted = played(notes), table(run_dir)
     assert all(0 <= seen[kind] - counted[kind] <= LOSES[killed] for kind in seen), (seen, counted)
     frozen = {acted[0] for sides in episodes_of(notes).values() for acted in sides.values() if acted[0] % 1 == 0}
-    assert len(frozen) > 10 and frozen <= {*marks(run_dir).values()}
+    assert len(frozen) > 4 and frozen <= {*marks(run_dir).values()}
     leaves_nothing(nodes)
 
 
