@@ -9,12 +9,12 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from time import perf_counter
-from types import SimpleNamespace
 from typing import Any
 
 from graph_oracle import graph_lists
 from induction_oracle import Induction
 from rich.console import Console
+from world_models import World
 
 from marlcore.planning import Graph, Policies, backward_induction, build_graph
 
@@ -31,24 +31,15 @@ LEVELS = 20
 GAMMA = 0.95
 
 
-class Mesh:
+class Mesh(World):
     """At least `states` states, and few more; a profile leads to one of two neighbouring places of the next level."""
 
-    agents = (0, 1)
-    action_space = SimpleNamespace(n=4)
-
     def __init__(self, states: int, cost: float = 0.0) -> None:
+        super().__init__(agents=2, actions=4, start=(0, 0))
         # The fewest places a level that let `states` states be reached.
         sizes = range(1, states)
         self._width = 1 + bisect_left(sizes, states, key=lambda n: sum(min(16**i, n) for i in range(LEVELS + 1)))
         self._cost = cost  # seconds that each transition takes
-
-    def reset(self) -> None: ...
-
-    def get_state(self) -> tuple[int, int]:
-        return (0, 0)
-
-    def set_state(self, state: tuple[int, int]) -> None: ...
 
     def transition_probabilities(self, state: Any, profile: Sequence[int]) -> list[tuple[float, Any]] | None:
         level, place = state
