@@ -105,12 +105,13 @@ def test_a_side_makes_the_updates_that_its_steps_call_for(row: str, name: str) -
 def test_a_rate_is_that_between_two_marks() -> None:
     """A side with too few updates has no rate."""
     busy, idle = psutil.Process(), psutil.Process(os.getppid())
-    first, last = ([1.0, 10, 0], {busy: 2.0}, 7.0), ([3.0, 4010, 1000], {busy: 3.0, idle: 0.03}, 11.0)
-    found = peers.between(first, last, {busy: "a", idle: "b"}, Setting(updates_per_step=0.25))
+    first = [1.0, 10, 0], {busy: ("a", 2.0)}, 7.0
+    last = [3.0, 4010, 1000], {busy: ("a", 3.0), idle: ("b", 0.03)}, 11.0
+    found = peers.between(first, last, Setting(updates_per_step=0.25))
     assert (found["steps_per_s"], found["steps_per_cpu_s"]) == (2000.0, 1000.0)
     assert (found["processes"], found["busy"]) == (2, ["a 0.50"])
     with pytest.raises(AssertionError):
-        peers.between(first, last, {}, Setting(updates_per_step=0.5))
+        peers.between(first, last, Setting(updates_per_step=0.5))
 
 
 def test_time_begins_after_the_first_update(monkeypatch: Any, capsys: Any) -> None:

@@ -17,8 +17,7 @@ Result = TypeVar("Result")
 
 def run_fresh(function: Callable[..., Result], *args: Any) -> Result:
     """The call's result, from a fresh interpreter, which the kernel kills if this thread ends first."""
-    options = {"initializer": end_with_parent, "initargs": (os.getpid(),)}
-    with ProcessPoolExecutor(1, get_context("spawn"), **options) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), end_with_parent, (os.getpid(),)) as pool:
         return pool.submit(function, *args).result()
 
 
@@ -34,23 +33,15 @@ def medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: median(each[name] for each in rounds) if isinstance(end, float) else end for name, end in last}
 
 
-def times_of_descendants() -> dict[psutil.Process, Any]:
-    """The `cpu_times()` of each living descendant of this process."""
+def descendants() -> dict[psutil.Process, tuple[str, Any]]:
+    """The title, such as that of a worker, and the `cpu_times()` of each living descendant of this process."""
     found = {}
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-            found[process] = process.cpu_times()
+            found[process] = process.name(), process.cpu_times()
     return found
 
 
 def cpu_of_descendants(of_title: str = "") -> float:
     """CPU-seconds of this process's living descendants, or of those with this title."""
-    found = times_of_descendants().items()
-    return sum(times.user + times.system for process, times in found if of_title in ("", title(process)))
-
-
-def title(process: psutil.Process) -> str:
-    """The name that the kernel shows, such as that of a worker; empty if the process has ended."""
-    with suppress(psutil.NoSuchProcess):
-        return process.name()
-    return ""
+    return sum(times.user + times.system for title, times in descendants().values() if of_title in ("", title))

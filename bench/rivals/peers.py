@@ -29,7 +29,7 @@ from ..machine import made, say
 from ..pages.pages import peers_table
 from ..peers.install import CLEANRL, JAX, RLLIB, RLOX, SAMPLE_FACTORY, SB3, WITH_MARLCORE, Environment
 from ..peers.setting import Setting, of_ppo
-from ..processes import in_turns, medians, run_fresh, times_of_descendants, title
+from ..processes import descendants, in_turns, medians, run_fresh
 from .side import MARK
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -39,7 +39,8 @@ STORED = FOLDER / "peers.json"
 STORE = f"keep the figures in {STORED}"
 IDLE = True
 
-Mark = tuple[list[float], dict[psutil.Process, float], float]  # [time, steps, updates]; CPU time: by process, of all
+Spent = dict[psutil.Process, tuple[str, float]]  # a process's title and CPU-seconds
+Mark = tuple[list[float], Spent, float]  # [time, steps, updates]; and CPU-seconds of all processes
 
 
 @dataclass(frozen=True)
@@ -103,13 +104,11 @@ ROWS: dict[str, tuple[Setting, int, Mapping[str, Side]]] = {
 }
 
 
-def spent() -> tuple[dict[psutil.Process, float], float]:
-    """CPU-seconds of each living descendant, and of all, ended ones included."""
-    used, living = resource.getrusage(resource.RUSAGE_CHILDREN), times_of_descendants()
-    ended = used.ru_utime + used.ru_stime
-    ended += sum(times.children_user + times.children_system for times in living.values())
-    own = {process: times.user + times.system for process, times in living.items()}
-    return own, sum(own.values()) + ended
+def spent() -> tuple[Spent, float]:
+    """What each living descendant has spent, and CPU-seconds of all, ended ones included."""
+    used, living = resource.getrusage(resource.RUSAGE_CHILDREN), descendants()
+    every = used.ru_utime + used.ru_stime + sum(sum(times[:4]) for _, times in living.values())
+    return {process: (title, times.user + times.system) for process, (title, times) in living.items()}, every
 
 
 def adopt() -> None:
@@ -129,7 +128,7 @@ def measure(
     words = side.module, json.dumps(asdict(setting)), side.form, str(cores), str(warm_s), str(seconds)
     env = {**WITH_MARLCORE, "MARLCORE_BENCH_SOURCES": str(sources), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     env["RAY_worker_niceness"] = "0"  # as the other sides have, as torch's one thread by OMP_NUM_THREADS
-    marks, names = list[Mark](), dict[psutil.Process, str]()
+    marks: list[Mark] = []
     with tempfile.TemporaryFile("w+") as log, tempfile.TemporaryDirectory() as folder:
         command = [str(python), "-m", "bench.rivals.side", *words]
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -138,7 +137,6 @@ def measure(
         while len(marks) < 2 and (line := process.stdout.readline()):  # type: ignore[union-attr]
             if line.startswith(MARK):
                 marks.append((json.loads(line.removeprefix(MARK)), *spent()))
-                names = {each: title(each) for each in marks[-1][1]}
         watch.cancel()
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
@@ -146,16 +144,16 @@ def measure(
         if len(marks) < 2:
             log.seek(0)
             raise ChildProcessError(f"{side.module} {side.form}: {log.read()[-2000:]}")
-    return between(*marks, names, setting)
+    return between(*marks, setting)
 
 
-def between(first: Mark, last: Mark, names: Mapping[psutil.Process, str], setting: Setting) -> dict[str, Any]:
+def between(first: Mark, last: Mark, setting: Setting) -> dict[str, Any]:
     """Raises AssertionError: the updates were not those that the steps call for."""
     seconds, steps, updates = (after - before for before, after in zip(first[0], last[0], strict=True))
     due = steps * setting.updates_per_step
     assert not due or abs(updates - due) <= TOLERANCE * due + 2 * setting.tolerance, (updates, due)
-    shares = {process: (cpu - first[1].get(process, 0.0)) / seconds for process, cpu in last[1].items()}
-    busy = sorted(((share, names[process]) for process, share in shares.items() if share >= 0.02), reverse=True)
+    used = [(cpu - first[1].get(process, (title, 0.0))[1], title) for process, (title, cpu) in last[1].items()]
+    busy = sorted(((cpu / seconds, title) for cpu, title in used if cpu >= 0.02 * seconds), reverse=True)
     rates = {"steps_per_s": steps / seconds, "steps_per_cpu_s": steps / (last[2] - first[2])}
     return {**rates, "processes": len(last[1]), "busy": [f"{name} {share:.2f}" for share, name in busy]}
 
