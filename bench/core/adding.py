@@ -12,8 +12,8 @@ from marlcore import ReplayBuffer
 
 from ..peers.buffers import LIBRARIES, Library
 from ..peers.ring import LockedRing
-from .transitions import FRAME, SCALARS_NBYTES, VECTOR, Fields, fields_of, installed, rows_of, spec_of
-from .work import Row, Scale, Work, memcpy, shared_bytes
+from .transitions import FRAME, SCALARS_NBYTES, VECTOR, Fields, fields_of, spec_of
+from .work import Row, Scale, Work, installed, memcpy, shared_bytes
 
 MANY = 64
 
@@ -44,7 +44,7 @@ def _to_full(replay: ReplayBuffer, obs: NDArray[Any], add: Callable[[], object])
 
 @contextmanager
 def _marlcore(scale: Scale, obs: NDArray[Any], count: int) -> Iterator[Work]:
-    with ReplayBuffer.create(spec_of(obs), rows_of(obs, scale)) as replay, replay.writer() as writer:
+    with ReplayBuffer.create(spec_of(obs), scale.rows(obs)) as replay, replay.writer() as writer:
         for _ in range(0, replay.capacity, MANY):
             writer.add_batch(*_rows(obs, MANY)[:3])
         yield _to_full(replay, obs, partial(writer.add if count == 1 else writer.add_batch, *_rows(obs, count)[:3]))
@@ -53,25 +53,23 @@ def _marlcore(scale: Scale, obs: NDArray[Any], count: int) -> Iterator[Work]:
 @contextmanager
 def _lanes(scale: Scale, obs: NDArray[Any], count: int, vector: bool = True) -> Iterator[Work]:
     """A row to each of `count` lanes: by one call, or by one call of each lane's own writer."""
-    with ReplayBuffer.create(spec_of(obs), rows_of(obs, scale), count) as replay, replay.vector_writer() as filling:
-        add_to_all = partial(filling.add, *_rows(obs, count)[:3])
+    with ReplayBuffer.create(spec_of(obs), scale.rows(obs), count) as replay, replay.vector_writer() as filling:
+        add = partial(filling.add, *_rows(obs, count)[:3])
         for _ in range(0, replay.capacity, count):
-            add_to_all()
-        if vector:
-            yield _to_full(replay, obs, add_to_all)
-            return
-        filling.close()
-        adds = [replay.writer(lane).add for lane in range(count)]
+            add()
+        if not vector:
+            filling.close()
+            add = partial(_add_to_each, [replay.writer(lane).add for lane in range(count)], obs)
+        yield _to_full(replay, obs, add)
 
-        def add_each() -> None:
-            for add in adds:
-                add(obs, 1, 0.5)
 
-        yield _to_full(replay, obs, add_each)
+def _add_to_each(adds: list[Callable[..., object]], obs: NDArray[Any]) -> None:
+    for add in adds:
+        add(obs, 1, 0.5)
 
 
 def _locks(scale: Scale, obs: NDArray[Any], count: int) -> Work:
-    ring = LockedRing(rows_of(obs, scale), obs.shape, obs.dtype.name)
+    ring = LockedRing(scale.rows(obs), obs)
     for _ in range(0, ring.capacity, MANY):
         ring.add_batch(*_rows(obs, MANY))
     add = partial(ring.add if count == 1 else ring.add_batch, *_rows(obs, count))
@@ -81,7 +79,7 @@ def _locks(scale: Scale, obs: NDArray[Any], count: int) -> Work:
 def _memcpy(scale: Scale, obs: NDArray[Any], count: int) -> Work:
     """The transitions' bytes into the next place of a ring."""
     rows = memoryview((bytes(obs) + bytes(SCALARS_NBYTES)) * count)
-    ring = shared_bytes(min(rows_of(obs, scale), 65536) // count * len(rows))
+    ring = shared_bytes(min(scale.rows(obs), 65536) // count * len(rows))
     return memcpy((ring[at : at + len(rows)], rows) for at in range(0, len(ring), len(rows)))
 
 
@@ -97,11 +95,10 @@ def _other(scale: Scale, obs: NDArray[Any], count: int, library: Library) -> Wor
 PLAIN = {"marlcore": _marlcore, "locks": _locks, "memcpy": _memcpy}
 PEERS = installed(PLAIN | {name: partial(_other, library=library) for name, library in LIBRARIES.items()})
 LANES = {"marlcore": _lanes, "memcpy": _memcpy, "64 writers": partial(_lanes, vector=False), "add_batch": _marlcore}
-LANE_BUDGETS = {"64 writers": 1 / 6, "add_batch": 2.5}
 ROWS = (
     Row("add, 4 x float32", PEERS, {"locks": 1 / 2.5, "cpprb": 1 / 45}, (VECTOR, 1)),
     Row("add, 84 x 84 uint8", PLAIN, sizes=(FRAME, 1)),
     Row("add_batch of 64, 4 x float32", PEERS, {"cpprb": 1 / 6}, (VECTOR, MANY)),
-    Row("vector add: 64 rows to 64 lanes, 4 x float32", LANES, LANE_BUDGETS, (VECTOR, MANY)),
+    Row("vector add: 64 rows to 64 lanes, 4 x float32", LANES, {"64 writers": 1 / 6, "add_batch": 2.5}, (VECTOR, MANY)),
     Row("vector add: 64 rows to 64 lanes, 84 x 84 uint8", LANES, sizes=(FRAME, MANY)),
 )

@@ -16,13 +16,14 @@ from pathlib import Path
 from timeit import timeit
 from typing import Any
 
+from meanwhile import running
 from numpy.typing import NDArray
 
 from marlcore import ReplayBuffer
 
 from ..peers.ring import LockedRing
 from ..processes import medians
-from .transitions import BATCH, FRAME, VECTOR, filled_replay, filled_ring, spec_of
+from .transitions import BATCH, FRAME, VECTOR, fill, filled_replay, spec_of
 
 CAPACITY = 100_000  # of the replay that is sampled
 WARM_UP_S = 0.3
@@ -39,9 +40,7 @@ def _writing(shared: Any, obs: NDArray[Any], adds: int, pause: float) -> Iterato
     """Starts the writing process; yields a function that makes a call while that process adds."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
-    with ours, theirs:
-        writer = context.Process(target=_serve, args=(shared, obs, adds, pause, theirs))
-        writer.start()
+    with ours, theirs, running(context.Process(target=_serve, args=(shared, obs, adds, pause, theirs))):
         theirs.close()
         ours.recv()
 
@@ -53,8 +52,6 @@ def _writing(shared: Any, obs: NDArray[Any], adds: int, pause: float) -> Iterato
 
         yield beside
         ours.send(None)
-        writer.join()
-        writer.close()
 
 
 def _serve(shared: Any, obs: NDArray[Any], adds: int, pause: float, pipe: Connection) -> None:
@@ -74,7 +71,7 @@ def _serve(shared: Any, obs: NDArray[Any], adds: int, pause: float, pipe: Connec
 
 SAMPLED: dict[str, Callable[[], Any]] = {
     "marlcore": lambda: ReplayBuffer.create(spec_of(VECTOR), CAPACITY),
-    "locks": lambda: nullcontext(LockedRing(CAPACITY, VECTOR.shape, VECTOR.dtype.name)),
+    "locks": lambda: nullcontext(LockedRing(CAPACITY, VECTOR)),
 }
 
 
@@ -108,7 +105,8 @@ def _saved_replay(rows: int) -> Iterator[Saved]:
 
 @contextmanager
 def _pickled_ring(rows: int) -> Iterator[Saved]:
-    ring = filled_ring(FRAME, rows)
+    ring = LockedRing(rows, FRAME)
+    fill(FRAME, rows, ring.add_batch)
 
     def save(path: Path) -> None:
         """Pickles the arrays, as Stable-Baselines3 does."""

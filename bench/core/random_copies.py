@@ -28,8 +28,7 @@ def _compiled(pieces: Pieces) -> Any:
     ffi = FFI()
     ffi.cdef("void random_copies(uint8_t *, const uint8_t *, const int64_t *, uint64_t);")
     listed = ", ".join(f"{{{offset}, {size}}}" for offset, size in pieces)
-    flags = ["-std=c11", "-O3"]
-    ffi.set_source(NAME, f"#define PIECES {listed}\n" + SOURCE.read_text(), extra_compile_args=flags)
+    ffi.set_source(NAME, f"#define PIECES {listed}\n" + SOURCE.read_text(), extra_compile_args=["-std=c11", "-O3"])
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):  # the compiler's driver prints
         spec = spec_from_file_location(NAME, ffi.compile(tmpdir=folder))
         assert spec is not None and spec.loader is not None
@@ -45,8 +44,8 @@ def random_copies(rows: int, row_nbytes: int, pieces: Pieces, batch: int) -> Wor
     reach, nbytes = max(map(sum, pieces)), sum(size for _, size in pieces)
     ring = np.frombuffer(shared_bytes(rows * row_nbytes), np.uint8)
     copies: NDArray[Any] = np.zeros((batch, nbytes), np.uint8)
-    last = (len(ring) - reach) // row_nbytes
-    places = np.random.default_rng(0).integers(last + 1, size=(BATCHES, batch)) * row_nbytes
+    possible = 1 + (len(ring) - reach) // row_nbytes
+    places = np.random.default_rng(0).integers(possible, size=(BATCHES, batch)) * row_nbytes
     turn = cycle([(batch_places, pointer("int64_t[]", batch_places)) for batch_places in places])
     copy = partial(module.lib.random_copies, pointer("uint8_t[]", copies), pointer("uint8_t[]", ring))
 

@@ -16,53 +16,40 @@ import marlcore as mc
 from marlcore.compat.cpprb import MPPrioritizedReplayBuffer
 
 from ..peers.buffers import LIBRARIES, Library, fields_of_cpprb, make_cpprb, torchrl
+from ..peers.ring import LockedRing
 from .random_copies import random_copies
-from .transitions import (
-    BATCH,
-    CHUNK,
-    FRAME,
-    SCALARS_NBYTES,
-    STACK,
-    VECTOR,
-    Fields,
-    check_sample,
-    fields_of,
-    fill,
-    filled_replay,
-    filled_ring,
-    installed,
-    rows_of,
-)
-from .work import Row, Scale, Work, memcpy, shared_bytes
+from .transitions import BATCH, CHUNK, FRAME, SCALARS_NBYTES, STACK, VECTOR, check_draw, fields_of, fill, filled_replay
+from .work import Row, Scale, Work, installed, memcpy, shared_bytes
 
 # A row of 4 floats as marlcore stores it: from its flags on, its version, reward, action and obs; the next row's obs
 STORED_NBYTES, STORED = 40, ((7, 33), (64, 16))
 HIGH = 1e12
 
-Drawn = tuple[Fields, NDArray[Any], NDArray[Any]]  # fields, weights, indices
+Drawn = tuple[Any, NDArray[Any], NDArray[Any]]  # fields, weights, indices
 
 
 def drawing(replay: mc.ReplayBuffer, obs: NDArray[Any], layout: mc.replay.Layout | None = None) -> Work:
     sampler = replay.sampler(BATCH, stack=STACK if obs is FRAME else 1, seed=0, layout=layout)
-    return Work(lambda: fields_of(sampler.sample()), check_sample(obs))
+    return Work(lambda: fields_of(sampler.sample()), partial(check_draw, obs))
 
 
 @contextmanager
 def by_marlcore(scale: Scale, obs: NDArray[Any], draw: Callable[..., Work] = drawing, **options: Any) -> Iterator[Work]:
-    with filled_replay(obs, rows_of(obs, scale)) as replay:
+    with filled_replay(obs, scale.rows(obs)) as replay:
         yield draw(replay, obs, **options)
 
 
 def _locks(scale: Scale, obs: NDArray[Any]) -> Work:
-    ring = filled_ring(obs, rows_of(obs, scale))
+    ring = LockedRing(scale.rows(obs), obs)
+    fill(obs, ring.capacity, ring.add_batch)
     sample = partial(ring.sample_stacked, BATCH, STACK) if obs is FRAME else partial(ring.sample, BATCH)
-    return Work(sample, check_sample(obs))
+    return Work(sample, partial(check_draw, obs))
 
 
 def _memcpy(scale: Scale, obs: NDArray[Any]) -> Work:
     """The batch's bytes in one piece, from a random place of a ring; each frame once."""
     size = BATCH * (obs.nbytes * (STACK + 1 if obs is FRAME else 2) + SCALARS_NBYTES)
-    ring = shared_bytes(rows_of(obs, scale) * obs.nbytes)
+    ring = shared_bytes(scale.rows(obs) * obs.nbytes)
     batch = memoryview(bytearray(size))
     rows = np.random.default_rng(0).integers((len(ring) - size) // obs.nbytes, size=1024)
     return memcpy((batch, ring[at : at + size]) for at in rows * obs.nbytes)
@@ -78,8 +65,7 @@ def _floor(scale: Scale, obs: NDArray[Any]) -> Work:
 def _other(scale: Scale, obs: NDArray[Any], library: Library) -> Work:
     adding, sample, of_batch = library(obs, scale.vectors, CHUNK)
     fill(obs, scale.vectors, lambda obs, *others: adding(obs, *others, obs + 1)())
-    check = check_sample(obs)
-    return Work(partial(sample, BATCH), lambda batch: check(of_batch(batch)))
+    return Work(partial(sample, BATCH), lambda batch: check_draw(obs, of_batch(batch)))
 
 
 def _prioritized(sample: Callable[[], Drawn], update: Callable[[NDArray[Any], NDArray[Any]], object]) -> Work:
@@ -92,7 +78,7 @@ def _prioritized(sample: Callable[[], Drawn], update: Callable[[NDArray[Any], ND
 
     def check(drawn: Drawn) -> None:
         fields, weights, indices = drawn
-        check_sample(VECTOR)(fields)
+        check_draw(VECTOR, fields)
         assert (weights > 0).all() and (weights <= 1 + 1e-6).all()
         update(indices, np.full(BATCH, HIGH))
         again = sample()[0]
@@ -114,12 +100,8 @@ def drawing_by_priority(replay: mc.ReplayBuffer, _: NDArray[Any] = VECTOR) -> Wo
 
 def _of_interface(scale: Scale, obs: NDArray[Any], kind: str | type) -> Work:
     """A buffer of a class with cpprb's interface, or of one of cpprb's by its name."""
-    buffer = make_cpprb(kind, obs, scale.vectors)
-
-    def add_batch(obs: Any, action: Any, reward: Any, done: Any) -> None:
-        buffer.add(obs=obs, action=action, reward=reward, next_obs=obs + 1, done=done)
-
-    fill(obs, scale.vectors, add_batch)
+    buffer, adding = make_cpprb(kind, obs, scale.vectors)
+    fill(obs, scale.vectors, lambda obs, *others: adding(obs, *others, obs + 1)())
 
     def sample() -> Drawn:
         batch = buffer.sample(BATCH)

@@ -12,8 +12,7 @@ from torch import nn
 from marlcore import ParameterStore
 
 from ..peers.buffers import import_torchrl
-from .transitions import installed
-from .work import Row, Scale, Work, memcpy, shared_bytes
+from .work import Row, Scale, Work, installed, memcpy, shared_bytes
 
 MakeModel = Callable[[], nn.Module]
 

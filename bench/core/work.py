@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from itertools import cycle
 from timeit import repeat, timeit
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..processes import in_turns
 
@@ -27,6 +29,9 @@ class Scale:
     vectors: int
     frames: int
     warm_runs: int
+
+    def rows(self, obs: NDArray[Any]) -> int:
+        return self.frames if obs.ndim > 1 else self.vectors
 
 
 FULL = Scale(vectors=1_000_000, frames=20_000, warm_runs=64)  # 141 MB of frames: more than the caches hold
@@ -73,6 +78,12 @@ class Row:
     def open(self, library: str, scale: Scale) -> AbstractContextManager[Work]:
         opened = self.libraries[library](scale, *self.sizes)
         return nullcontext(opened) if isinstance(opened, Work) else opened
+
+
+def installed(libraries: Mapping[str, Open]) -> dict[str, Open]:
+    """Returns the libraries whose package is installed; the first word of "cpprb single" names one."""
+    missing = {package for package in ("cpprb", "torchrl", "rlox", "stable_baselines3") if find_spec(package) is None}
+    return {name: open_work for name, open_work in libraries.items() if name.split()[0] not in missing}
 
 
 def time_row(row: Row, scale: Scale, rounds: int, round_s: float) -> dict[str, list[float]]:

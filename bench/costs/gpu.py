@@ -26,7 +26,7 @@ from marlcore.envs import TreasureHunt
 
 from ..core import sampling
 from ..core.report import measure, microseconds
-from ..core.transitions import BATCH, FRAME, STACK, check_sample, fields_of, filled_replay
+from ..core.transitions import BATCH, FRAME, STACK, check_draw, fields_of, filled_replay
 from ..core.weights import by_locks, by_marlcore, finished, large
 from ..core.work import Open, Row, Scale, Work
 from ..figures import file_name
@@ -56,7 +56,7 @@ def _copy(size: int, to_device: bool) -> Work:
 
 
 def _check_batch(fields: tuple[Any, ...]) -> None:
-    check_sample(FRAME)(tuple(np.asarray(torch.as_tensor(field).cpu()) for field in fields))
+    check_draw(FRAME, tuple(np.asarray(torch.as_tensor(field).cpu()) for field in fields))
 
 
 @contextmanager

@@ -15,12 +15,17 @@ from numpy.typing import NDArray
 Library = Callable[[NDArray[Any], int, int], tuple[Callable[..., Callable[[], Any]], Callable[[int], Any], Any]]
 
 
-def make_cpprb(kind: Any, obs: NDArray[Any], capacity: int) -> Any:
-    """A buffer of the class `kind`, or of cpprb's class of that name, with next_obs beside obs."""
+def make_cpprb(kind: Any, obs: NDArray[Any], capacity: int) -> tuple[Any, Callable[..., Callable[[], Any]]]:
+    """A buffer of the class `kind`, or of cpprb's class of that name, with next_obs beside obs; and what adds to it."""
     kind = getattr(import_module("cpprb"), kind) if isinstance(kind, str) else kind
     field = {"shape": obs.shape, "dtype": obs.dtype.name}
     scalars = {"action": {"dtype": "int64"}, "reward": {"dtype": "float32"}, "done": {"dtype": "bool"}}
-    return kind(capacity, {"obs": field, "next_obs": field, **scalars})
+    buffer = kind(capacity, {"obs": field, "next_obs": field, **scalars})
+
+    def adding(obs: Any, action: Any, reward: Any, done: Any, next_obs: Any) -> Callable[[], Any]:
+        return partial(buffer.add, obs=obs, action=action, reward=reward, next_obs=next_obs, done=done)
+
+    return buffer, adding
 
 
 def fields_of_cpprb(batch: dict[str, Any]) -> tuple[Any, ...]:
@@ -31,11 +36,7 @@ def fields_of_cpprb(batch: dict[str, Any]) -> tuple[Any, ...]:
 
 def cpprb(obs: NDArray[Any], capacity: int, rows: int, kind: str) -> Any:
     """The drawing call includes `fields_of_cpprb`."""
-    buffer = make_cpprb(kind, obs, capacity)
-
-    def adding(obs: Any, action: Any, reward: Any, done: Any, next_obs: Any) -> Callable[[], Any]:
-        return partial(buffer.add, obs=obs, action=action, reward=reward, next_obs=next_obs, done=done)
-
+    buffer, adding = make_cpprb(kind, obs, capacity)
     return adding, lambda batch: fields_of_cpprb(buffer.sample(batch)), tuple
 
 
@@ -95,8 +96,7 @@ def stable_baselines3(obs: NDArray[Any], capacity: int, rows: int) -> Any:
         return partial(buffer.add, obs, next_obs, *one, [{}] * rows)
 
     def fields(batch: Any) -> Any:
-        scalars = (tensor[:, 0].numpy() for tensor in (batch.actions, batch.rewards, batch.dones))
-        action, reward, done = scalars
+        action, reward, done = (tensor[:, 0].numpy() for tensor in (batch.actions, batch.rewards, batch.dones))
         return batch.observations.numpy(), action, reward, batch.next_observations.numpy(), done
 
     return adding, buffer.sample, fields

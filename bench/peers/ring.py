@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 
 class LockedRing:
-    """Transitions in shared memory; every add and every sample holds the lock. Draws are with replacement."""
+    """Transitions in shared memory, of observations like `obs`; calls hold the lock. Draws are with replacement."""
 
-    def __init__(self, capacity: int, shape: tuple[int, ...], dtype: str) -> None:
+    def __init__(self, capacity: int, obs: NDArray[Any]) -> None:
         context = get_context("spawn")
         self.capacity = capacity
         scalars = {"action": ((), "int64"), "reward": ((), "float32"), "done": ((), "bool")}
         self._memory = {
             name: (context.RawArray("B", capacity * math.prod(shape) * np.dtype(dtype).itemsize), shape, dtype)
-            for name, (shape, dtype) in {"obs": (shape, dtype), **scalars}.items()
+            for name, (shape, dtype) in {"obs": (obs.shape, obs.dtype), **scalars}.items()
         }
         self.lock, self.index, self.size = context.Lock(), context.Value("q", 0), context.Value("q", 0)
         self.__setstate__({})
