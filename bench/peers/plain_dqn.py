@@ -18,12 +18,10 @@ from .setting import Setting
 
 
 class PlainDQN:
-    def __init__(self, setting: Setting, inputs: int, actions: int, network: nn.Module | None = None) -> None:
-        self.setting = setting
-        self.network = mlp(inputs, setting.hidden, actions) if network is None else network
-        self.target = deepcopy(self.network)
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=setting.learning_rate)
-        self.updates = 0
+    def __init__(self, setting: Setting, network: nn.Module) -> None:
+        self.setting, self.updates = setting, 0
+        self.network, self.target = network, deepcopy(network)
+        self.optimizer = torch.optim.Adam(network.parameters(), lr=setting.learning_rate)
 
     def update(self, batch: list[NDArray[np.generic]]) -> None:
         """One step on (obs, action, reward, next obs, terminated), each [B, ...]."""
@@ -75,7 +73,7 @@ def train(setting: Setting, steps: int, seed: int, tell: Callable[[int, float], 
     env = gymnasium.make("CartPole-v1")
     shape = env.observation_space.shape
     ring, generator = Ring(columns(setting.capacity, shape)), np.random.default_rng(seed)
-    dqn = PlainDQN(setting, shape[0], int(env.action_space.n))
+    dqn = PlainDQN(setting, mlp(shape[0], setting.hidden, int(env.action_space.n)))
     interval = round(1 / setting.updates_per_step)
     obs, _ = env.reset(seed=seed)
     env.action_space.seed(seed)

@@ -40,7 +40,7 @@ class Pickles:
         self.queue.put(None)
 
     def learn(self, model: nn.Module) -> None:
-        dqn = PlainDQN(self.setting, 0, 0, model)
+        dqn = PlainDQN(self.setting, model)
         ring, generator = Ring(columns(self.setting.capacity, self.shape)), np.random.default_rng(0)
         while transition := self.queue.get():
             ring.add(*transition)
@@ -76,7 +76,7 @@ class SharedArrays:
         self.done.set()
 
     def learn(self, model: nn.Module) -> None:
-        dqn = PlainDQN(self.setting, 0, 0, model)
+        dqn = PlainDQN(self.setting, model)
         ring, setting, generator = self.ring, self.setting, np.random.default_rng(0)
         while True:
             if dqn.updates < (self.added.value - setting.warmup) * setting.updates_per_step:
