@@ -86,9 +86,9 @@ def test_a_soak_of_seconds_has_rates() -> None:
 
 
 def test_a_ratio_outside_the_stored_spread_is_marked() -> None:
-    results = [report.Result(name, {}, {"memcpy": [ratio] * 3}, {}) for name, ratio in (("add", 2.1), ("draw", 3.0))]
+    ratios = {name: {"memcpy": [ratio] * 3} for name, ratio in (("add", 2.1), ("draw", 3.0), ("new", 1.0))}
     stored = {name: {"memcpy": [1.8, 2.0, 2.2]} for name in ("add", "draw")}
-    table = report.comparison([*results, report.Result("new", {}, {"memcpy": [1.0] * 3}, {})], stored)
+    table = report.comparison(ratios, stored)
     lines = {line.split("|")[1].strip(): line for line in table.splitlines() if "memcpy" in line}
     assert "1.05" in lines["add"] and "outside" not in lines["add"]
     assert "1.50" in lines["draw"] and "outside" in lines["draw"]

@@ -83,6 +83,13 @@ def records(rows: Sequence[Mapping[str, Any]]) -> str:
     return markdown((name.replace("_", " ") for name in rows[0]), (four_digits(row).values() for row in rows))
 
 
+def by_name(title: str, rows: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str] | None = None) -> str:
+    """A line for each name; a column for each figure that any row has, or for those of `titles`; with three digits."""
+    titles = titles or {name: name for row in rows.values() for name in row}
+    lines = ([name, *(rounded(row[key]) if key in row else None for key in titles)] for name, row in rows.items())
+    return markdown([title, *titles.values()], lines)
+
+
 def cell(value: Any) -> str:
     """Text as it is, numbers with commas, several with semicolons between them; None is empty."""
     if isinstance(value, list):

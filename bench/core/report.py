@@ -6,18 +6,19 @@
 import argparse
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 
-from ..figures import FOLDER, cell, file_name, load, markdown, picture, records, rounded
+from ..figures import FOLDER, by_name, cell, file_name, load, markdown, picture, rounded
 from ..machine import processor, publish, software, system
+from ..pages.pages import ratios_table
 from . import adding, queues, sampling, weights
 from .meanwhile import GIGABYTE_ROWS, SAMPLED, SAVED, measure_rates, measure_saves
 from .work import FULL, Row, time_row
@@ -30,44 +31,37 @@ IDLE = True
 KEPT = 0.9  # of its rate alone a writer must keep while it is sampled
 
 
-@dataclass(frozen=True)
-class Result:
-    """A row's median times in seconds by library, ratios to marlcore's, and each budget with whether it was reached."""
+def measure(row: Row, count: int = ROUNDS, round_s: float = ROUND_S) -> dict[str, dict[str, Any]]:
+    """A row's median microseconds by library, ratios to marlcore's, and each budget with whether it was reached.
 
-    row: str
-    times: dict[str, float]
-    ratios: dict[str, list[float]]  # by peer, 5th percentile, median and 95th percentile of the rounds' ratios
-    budgets: dict[str, bool]
-
-
-def measure(row: Row, count: int = ROUNDS, round_s: float = ROUND_S) -> Result:
+    Ratios are, by peer, the 5th percentile, median and 95th percentile of the rounds' ratios.
+    """
     rounds = time_row(row, FULL, count, round_s)
-    times = {name: median(seconds) for name, seconds in rounds.items()}
-    ours = times["marlcore"]
+    times = {name: 1e6 * median(seconds) for name, seconds in rounds.items()}
     ratios = {
         name: np.percentile(np.divide(seconds, rounds["marlcore"]), [5, 50, 95]).tolist()
         for name, seconds in rounds.items()
         if name != "marlcore"
     }
     reached = {
-        f"{peer} / {1 / most:g}" if most < 1 else f"{peer} x {most:g}": ours <= most * times[peer]
+        f"{peer} / {1 / most:g}" if most < 1 else f"{peer} x {most:g}": times["marlcore"] <= most * times[peer]
         for peer, most in row.budgets.items()
         if peer in times
     }
-    return Result(row.name, times, ratios, reached)
+    return {"microseconds": times, "ratios": ratios, "budgets": reached}
 
 
-def comparison(results: list[Result], stored: dict[str, dict[str, list[float]]]) -> str:
+def comparison(ratios: Mapping[str, Mapping[str, list[float]]], stored: Mapping[str, Mapping[str, list[float]]]) -> str:
     """The peers' times as multiples of marlcore's: a median outside the stored rounds' spread is marked."""
     rows = []
-    for result in results:
-        for peer, (_, now, _) in result.ratios.items():
-            if peer not in stored.get(result.row, {}):
-                rows.append([result.row, peer, None, None, rounded(now), None, "not stored"])
+    for row, peers in ratios.items():
+        for peer, (_, now, _) in peers.items():
+            if peer not in stored.get(row, {}):
+                rows.append([row, peer, None, None, rounded(now), None, "not stored"])
                 continue
-            low, middle, high = stored[result.row][peer]
+            low, middle, high = stored[row][peer]
             change = f"{rounded(low)} to {rounded(high)}", rounded(now), f"{now / middle:.2f}"
-            rows.append([result.row, peer, rounded(middle), *change, "" if low <= now <= high else "outside"])
+            rows.append([row, peer, rounded(middle), *change, "" if low <= now <= high else "outside"])
     columns = "ratios to marlcore's time", "peer", "stored", "their 5 to 95 %", "now", "now / stored", ""
     return markdown(columns, rows)
 
@@ -82,52 +76,32 @@ def main(options: argparse.Namespace) -> None:
         sys.exit(f"compare: expected a stored run of {processor()}, got none; --store makes one")
     torch.set_num_threads(1)  # an actor and a learner have a core each
     with Console().status("measuring") as status:
-        results = []
+        results = {}
         for row in ROWS:
             status.update(row.name)
-            results.append(measure(row))
+            results[row.name] = measure(row)
         status.update("writer's rate while sampled")
         rates = {name: measure_rates(name, RATE_ROUNDS, RATE_S) for name in SAMPLED}
         status.update("saving and loading 1 GB")
         saves = {name: measure_saves(name, GIGABYTE_ROWS, SAVE_ROUNDS) for name in SAVED}
     kept = rates["marlcore"]["kept"]
     goal = f"marlcore's writer keeps {kept:.2f} of its rate, at least {KEPT:g}: {'yes' if kept >= KEPT else 'no'}"
-    tables = [times_table(results), by_library(rates), goal, "", by_library(saves)]
+    kinds = "microseconds", "ratios", "budgets"
+    figures = {kind: {row: record[kind] for row, record in results.items()} for kind in kinds}
+    tables = [by_name("median time in us", figures["microseconds"]), ratios_table(figures["ratios"])]
+    tables += [budgets_table(figures["budgets"]), by_name("library", rates), goal, "", by_name("library", saves)]
     if options.compare:
-        tables.append(comparison(results, load(stored)["ratios"]))
+        tables.append(comparison(figures["ratios"], load(stored)["ratios"]))
     peers = (f"{name} {metadata.version(name)}" for name in ("cpprb", "torchrl") if find_spec(name))
     versions = ", ".join([software(), *peers])
-    publish(
-        options, "\n".join(tables), stored,
-        software=versions,
-        microseconds=microseconds(results),
-        ratios={r.row: r.ratios for r in results},
-        budgets={r.row: r.budgets for r in results},
-        adds_per_s=rates,
-        saves=saves,
-    )  # fmt: skip
+    publish(options, "\n".join(tables), stored, software=versions, **figures, adds_per_s=rates, saves=saves)
     if options.store:
-        draw(FOLDER.parent / "speed.png", f"{system()}\n{versions}", results)
+        draw(FOLDER.parent / "speed.png", f"{system()}\n{versions}", figures["microseconds"])
 
 
-def microseconds(results: list[Result]) -> dict[str, dict[str, float]]:
-    return {r.row: {library: seconds * 1e6 for library, seconds in r.times.items()} for r in results}
-
-
-def times_table(results: list[Result]) -> str:
-    libraries = list(dict.fromkeys(name for result in results for name in result.times))
-    rows = []
-    for result in results:
-        ours = result.times["marlcore"]
-        ratios = {name: f" x {time / ours:.2g}" for name, time in result.times.items() if name != "marlcore"}
-        cells = {name: cell(rounded(time * 1e6)) + ratios.get(name, "") for name, time in result.times.items()}
-        reached = "; ".join(f"{budget}: {'yes' if met else 'no'}" for budget, met in result.budgets.items())
-        rows.append([result.row, *(cells.get(name) for name in libraries), reached])
-    return markdown(["median time in us, and as a multiple of marlcore's", *libraries, "at most: reached"], rows)
-
-
-def by_library(figures: Mapping[str, Mapping[str, float]]) -> str:
-    return records([{"library": name, **of_library} for name, of_library in figures.items()])
+def budgets_table(budgets: Mapping[str, Mapping[str, bool]]) -> str:
+    lines = ([row, most, "yes" if met else "no"] for row, reached in budgets.items() for most, met in reached.items())
+    return markdown(["work", "marlcore's time is at most", "reached"], lines)
 
 
 # By library: its colour, and its name in the picture where that is another one
@@ -150,14 +124,14 @@ BARS = {
 }
 
 
-def draw(path: Path, machine: str, results: list[Result]) -> None:
+def draw(path: Path, machine: str, microseconds: Mapping[str, Mapping[str, float]]) -> None:
     """Bars of the median times, one group a row."""
-    bars: dict[str, list[tuple[float, float]]] = {name: [] for result in results for name in result.times}
+    bars: dict[str, list[tuple[float, float]]] = {name: [] for times in microseconds.values() for name in times}
     middles, at = [], 0.0
-    for result in results:
-        middles.append(at + (len(result.times) - 1) / 2)
-        for name, time in result.times.items():
-            bars[name].append((at, time * 1e6))
+    for times in microseconds.values():
+        middles.append(at + (len(times) - 1) / 2)
+        for name, time in times.items():
+            bars[name].append((at, time))
             at += 1.0
         at += 0.8
     with picture(path, dpi=150, figsize=(10, 0.2 * at + 1.6)) as (figure, (axes,)):
@@ -165,7 +139,7 @@ def draw(path: Path, machine: str, results: list[Result]) -> None:
             colour, label = BARS[name]
             plotted = axes.barh(*zip(*places, strict=True), height=0.9, color=colour, label=label or name)
             axes.bar_label(plotted, [cell(rounded(time)) for _, time in places], padding=3, fontsize=8)
-        axes.set_yticks(middles, [result.row for result in results])
+        axes.set_yticks(middles, list(microseconds))
         axes.invert_yaxis()
         axes.set_xscale("log")
         axes.margins(x=0.1, y=0.01)

@@ -6,9 +6,8 @@ updates; the driver says how busy the device is. `--store` keeps the figures of 
 
 import argparse
 import logging
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,12 +24,12 @@ import marlcore as mc
 from marlcore.envs import TreasureHunt
 
 from ..core import sampling
-from ..core.report import measure, microseconds
+from ..core.report import measure
 from ..core.transitions import BATCH, FRAME, STACK, check_draw, fields_of, filled_replay
 from ..core.weights import by_locks, by_marlcore, finished, large
 from ..core.work import Open, Row, Scale, Work
 from ..figures import file_name
-from ..machine import publish, system
+from ..machine import publish, say, system
 from ..pages.pages import gpu_tables
 from ..processes import run_fresh
 from ..runs.training import endless
@@ -98,7 +97,6 @@ ROWS = (
 
 def watch(env: Any, algorithm: Any, config: mc.Config) -> dict[str, float]:
     """Watches a run without a set ratio from a second after its learners' first updates; memory is of all processes."""
-    pynvml.nvmlInit()
     card = pynvml.nvmlDeviceGetHandleByIndex(0)
     before = pynvml.nvmlDeviceGetMemoryInfo(card).used
     with endless(env, algorithm, replace(config, updates_per_step=None)) as run:
@@ -112,12 +110,9 @@ def watch(env: Any, algorithm: Any, config: mc.Config) -> dict[str, float]:
         memory = pynvml.nvmlDeviceGetMemoryInfo(card).used - before
     made = sum(last.updates.values()) - sum(first.updates.values())
     rates = {"steps_per_s": (last.steps - first.steps) / seconds, "updates_per_s": made / seconds}
-    return {**rates, "busy_percent": fmean(busy), "gpu_mb": memory / 1e6}
-
-
-def hunt(agents: int) -> dict[str, float]:
-    config = mc.Config(actor=mc.ActorConfig(envs=8), replay=mc.ReplayConfig(capacity=100_000), learner=VECTORS)
-    return watch(partial(TreasureHunt, agents=agents, size=20), mc.DQN(hidden=(1024, 1024)), config)
+    found = {**rates, "busy_percent": fmean(busy), "gpu_mb": memory / 1e6}
+    say(f"{type(algorithm).__name__}: {found}")
+    return found
 
 
 def play(size: int, mode: Any = "off") -> dict[str, float]:
@@ -127,10 +122,11 @@ def play(size: int, mode: Any = "off") -> dict[str, float]:
     return watch(env_fn, mc.TD3(hidden=(size, size)), config)
 
 
-def runs() -> Mapping[str, Mapping[str, Callable[[], dict[str, float]]]]:
-    """Runs, by table and row."""
-    pong, dqn = "atari:Pong", mc.DQN(hidden=(512,))
+def watch_runs() -> dict[str, dict[str, dict[str, float]]]:
+    """Figures of runs, by table and row."""
+    pong, dqn, wide = "atari:Pong", mc.DQN(hidden=(512,)), mc.DQN(hidden=(1024, 1024))
     pixels = mc.Config(actor=mc.ActorConfig(envs=8), replay=mc.ReplayConfig(capacity=50_000), learner=LEARNER)
+    hunting = replace(pixels, replay=mc.ReplayConfig(capacity=100_000), learner=VECTORS)
     on = {
         "CPU, 1 thread": replace(LEARNER, device="cpu"),
         "CPU, 8 threads": replace(LEARNER, device="cpu", threads=8),
@@ -139,24 +135,20 @@ def runs() -> Mapping[str, Mapping[str, Callable[[], dict[str, float]]]]:
         "GPU, reduce-overhead": replace(LEARNER, compile="reduce-overhead"),
         "GPU, reduce-overhead, without prefetch": replace(LEARNER, compile="reduce-overhead", prefetch=0),
     }
-    acting = {
+    acting = {f"{n} processes": mc.ActorConfig(processes=n, envs=8) for n in (1, 2, 4, 8, 16)} | {
         "actors on the CPU, 32 copies": mc.ActorConfig(envs=32),
         "actors on the GPU, 32 copies": mc.ActorConfig(envs=32, device=(DEVICE,)),
     }
     return {
         "DQN on Pong, batches of 256, by the learner's device": {
-            name: partial(watch, pong, dqn, replace(pixels, learner=settings)) for name, settings in on.items()
+            name: watch(pong, dqn, replace(pixels, learner=settings)) for name, settings in on.items()
         },
-        "the same, by actors": {
-            f"{n} processes": partial(watch, pong, dqn, replace(pixels, actor=mc.ActorConfig(processes=n, envs=8)))
-            for n in (1, 2, 4, 8, 16)
-        }
-        | {name: partial(watch, pong, dqn, replace(pixels, actor=actor)) for name, actor in acting.items()},
+        "the same, by actors": {name: watch(pong, dqn, replace(pixels, actor=actor)) for name, actor in acting.items()},
         "learner processes on one GPU, DQN of 1024 x 1024, batches of 1024": {
-            f"{agents}": partial(hunt, agents) for agents in (1, 4, 8)
+            f"{n}": watch(partial(TreasureHunt, agents=n, size=20), wide, hunting) for n in (1, 4, 8)
         },
         "TD3 of two players": {
-            f"{n} x {n}, batches of {n}, compile {mode}": partial(play, n, mode)
+            f"{n} x {n}, batches of {n}, compile {mode}": play(n, mode)
             for n, mode in ((256, "off"), (256, "reduce-overhead"), (1024, "off"), (1024, "reduce-overhead"))
         },
     }
@@ -165,15 +157,11 @@ def runs() -> Mapping[str, Mapping[str, Callable[[], dict[str, float]]]]:
 def main(options: argparse.Namespace) -> None:
     pynvml.nvmlInit()
     card = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
-    results = run_fresh(_measure_calls)  # this process forks workers, and must not open the device
-    watched: dict[str, dict[str, dict[str, float]]] = {title: {} for title in runs()}
-    for title, name, watch_run in ((title, *each) for title, of_table in runs().items() for each in of_table.items()):
-        watched[title][name] = watch_run()
-        sys.stderr.write(f"{title}: {name}: {watched[title][name]}\n")
-    figures = {"microseconds": microseconds(results), "runs": watched}
+    calls = run_fresh(_measure_calls)  # this process forks workers, and must not open the device
+    figures = {"microseconds": calls, "runs": watch_runs()}
     publish(options, gpu_tables(figures), file_name("gpu", card), machine=f"{card}; {system()}", **figures)
 
 
-def _measure_calls() -> list[Any]:
+def _measure_calls() -> dict[str, dict[str, float]]:
     logging.basicConfig(level=logging.INFO)  # marlcore says so if CUDA refuses to register memory
-    return [measure(row, ROUNDS, ROUND_S[row.libraries is BATCHES]) for row in ROWS]
+    return {row.name: measure(row, ROUNDS, ROUND_S[row.libraries is BATCHES])["microseconds"] for row in ROWS}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..figures import FOLDER, four_digits, load, markdown, origin, origins, picture, rounded
+from ..figures import FOLDER, by_name, four_digits, load, markdown, origin, origins, picture, rounded
 from ..machine import say
 
 DOCS = FOLDER.parent
@@ -27,6 +27,9 @@ SIDES = {  # of `python -m bench gpu`
     "CPU only": "the draw alone, us",
     "PCIe": "copy of the bytes from or to pinned memory, us",
 }
+WATCHED = {
+    "steps_per_s": "steps/s", "updates_per_s": "updates/s", "busy_percent": "GPU busy, %", "gpu_mb": "memory on it, MB",
+}  # fmt: skip
 REGION = re.compile(r"(<!-- figures: (\w+) ?([\w ]*) -->)(\n?).*?(<!-- end -->)", re.DOTALL)
 RATES = "steps_per_s", "steps_per_cpu_s"  # of a side of `python -m bench peers`
 MEASURES = "rss_mb", "anonymous_mb", "descriptors"  # of a soak's processes
@@ -73,17 +76,14 @@ def long_origins(_: str) -> str:
 
 
 def ratios(_: str) -> str:
-    """For each stored machine, peers' times as multiples of marlcore's: medians of the rounds' ratios."""
-    parts = []
-    for path in sorted(FOLDER.glob("report-*.json")):
-        stored = load(path.stem)
-        peers = list(dict.fromkeys(peer for row in stored["ratios"].values() for peer in row))
-        rows = [
-            [work, *(rounded(row[peer][1]) if peer in row else None for peer in peers)]
-            for work, row in stored["ratios"].items()
-        ]
-        parts.append(markdown(["work", *peers], rows) + "\n" + origin(stored))
-    return "\n".join(parts)
+    """Tables of each machine."""
+    machines = [load(path.stem) for path in sorted(FOLDER.glob("report-*.json"))]
+    return "\n".join(f"{ratios_table(stored['ratios'])}\n{origin(stored)}" for stored in machines)
+
+
+def ratios_table(rows: Mapping[str, Mapping[str, list[float]]]) -> str:
+    """Peers' times as multiples of marlcore's: medians of the rounds' ratios."""
+    return by_name("work", {work: {peer: spread[1] for peer, spread in row.items()} for work, row in rows.items()})
 
 
 def peers(first: str) -> str:
@@ -115,9 +115,8 @@ def growth(part: str) -> str:
 def growth_tables(figures: Mapping[str, Any]) -> str:
     parts = []
     for name, works in figures["seconds"].items():
-        sizes = list(next(iter(works.values())))
-        rows = [[work, *(rounded(seconds * 1e6) for seconds in by_size.values())] for work, by_size in works.items()]
-        parts.append(markdown([f"microseconds of CPU time, by number of {name}", *sizes], rows))
+        microseconds = {work: {size: of * 1e6 for size, of in by_size.items()} for work, by_size in works.items()}
+        parts.append(by_name(f"microseconds of CPU time, by number of {name}", microseconds))
     columns = ["start, s", "its CPU time, s", "steps in a CPU second of the actor", "memory of all processes, MB"]
     columns += ["processes", "segments", "descriptors of one process", "steps in a CPU second of all"]
     for name, sizes in figures["runs"].items():
@@ -134,15 +133,8 @@ def gpu(_: str) -> str:
 
 def gpu_tables(figures: Mapping[str, Any]) -> str:
     """Times of calls, and figures of runs."""
-    rows = [
-        [work, *(rounded(times[side]) if side in times else None for side in SIDES)]
-        for work, times in figures["microseconds"].items()
-    ]
-    parts = [markdown(["work", *SIDES.values()], rows)]
-    for title, runs in figures["runs"].items():
-        columns = title, "steps/s", "updates/s", "GPU busy, %", "memory on it, MB"
-        parts.append(markdown(columns, ([name, *map(rounded, run.values())] for name, run in runs.items())))
-    return "\n".join(parts)
+    runs = (by_name(title, watched, WATCHED) for title, watched in figures["runs"].items())
+    return "\n".join([by_name("work", figures["microseconds"], SIDES), *runs])
 
 
 def instructions(_: str) -> str:
@@ -203,13 +195,11 @@ def creep_table(figures: Mapping[str, Any]) -> str:
 def embed(part: str) -> str:
     """Tables of the codebases: "buffers", edits and buffers side by side; "runs", whole runs by seed."""
     stored = load("embed")
-    tables = {"buffers": _buffers, "runs": _runs}
+    tabled = {"buffers": _buffers, "runs": _runs}[part]
     shown = {name: record for name, record in stored.items() if ("runs" in record) >= (part == "runs")}
     made = {name: record["runs_made" if part == "runs" else "made"] for name, record in shown.items()}
     loads = dict.fromkeys(record["load"] for record in made.values())
-    return "\n".join(
-        [tables[part](shown), *origins(made, "date", "machine", "software"), f"Load {', '.join(loads)}.\n"]
-    )
+    return "\n".join([tabled(shown), *origins(made, "date", "machine", "software"), f"Load {', '.join(loads)}.\n"])
 
 
 def _buffers(records: Mapping[str, Any]) -> str:
