@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import ray
 from ray_nodes import RayNodes, driver
 
 import marlcore as mc
@@ -74,8 +75,6 @@ class Sender:
         return Relay(replay, RayLink(ingest, "rows"), epoch=self._epoch).start()
 
     def ray_alone(self, sink: Any) -> tuple[int, int, float]:
-        import ray
-
         data, messages = np.ones((PIECES, MESSAGE), np.uint8), TIMES * PIECES
         seconds = _in_flight(lambda i: sink.take.remote(ray.put(data[i % PIECES])), messages)
         return messages * MESSAGE, 0, seconds
@@ -102,8 +101,6 @@ class Sender:
 
 def _in_flight(send: Callable[[int], Any], count: int) -> float:
     """The seconds of `count` calls of Ray, up to three of them at a time."""
-    import ray
-
     began, flight = time.perf_counter(), []
     for i in range(count):
         flight.append(send(i))
@@ -133,8 +130,6 @@ def measure(way: str, run: Callable[[], tuple[int, int, float]]) -> dict[str, An
 
 def measure_all() -> tuple[list[dict[str, Any]], list[float]]:
     """The ways, and the delay's median and 99th percentile in seconds."""
-    import ray
-
     sink = ray.remote(Sink).options(resources={"node0": 1}, num_cpus=0).remote()
     there = ray.remote(Sender).options(resources={"node1": 1}, num_cpus=0)
     figures: list[dict[str, Any]] = []

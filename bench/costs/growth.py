@@ -7,7 +7,6 @@ agents: steps in a second of the actor's CPU time, and the CPU time of all proce
 
 import argparse
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,7 +46,6 @@ NEW_ROWS = 4096
 ACTOR = "actor-0"
 
 Shape = tuple[int, int]  # lanes, and rows in all of them
-Sweeps = dict[str, dict[str, dict[str, float]]]  # figures by sweep and size
 Open = Callable[[mc.ReplayBuffer, list[Writer]], Work]
 
 SWEEPS: dict[str, dict[str, Shape]] = {
@@ -115,10 +113,9 @@ def measure_run(
     side = max(11, round(4 * agents**0.5))
     # More than the actor writes while it is measured
     rows = (300_000 + 60_000 * copies) // (policies or agents) // copies * copies
-    shared = {f"agent_{i}": f"policy_{i % policies}" for i in range(agents)} if policies else None
     config = mc.Config(
         updates_per_step=updates_per_step,
-        policies=shared,
+        policies={f"agent_{i}": f"policy_{i % policies}" for i in range(agents)} if policies else None,
         actor=mc.ActorConfig(envs=copies),
         replay=mc.ReplayConfig(capacity=rows),
         learner=mc.LearnerConfig(warmup=rows if updates_per_step is None else 100, device="cpu", processes=learners),
@@ -128,19 +125,19 @@ def measure_run(
         until(lambda: run.status().steps > 0)
         figures = {"start_s": time.monotonic() - began, "start_cpu_s": _cpu_of_all() - cpu_s}
         until(lambda: cpu_of_descendants(ACTOR) > 1.0)  # its kernels are compiled, its memory is touched
-        first, spent, spent_by_all = run.status().steps, cpu_of_descendants(ACTOR), _cpu_of_all()
-        until(lambda: cpu_of_descendants(ACTOR) > spent + MEASURED_CPU_S)
-        steps = run.status().steps - first
-        rate, rate_of_all = steps / (cpu_of_descendants(ACTOR) - spent), steps / (_cpu_of_all() - spent_by_all)
+        first = run.status().steps, cpu_of_descendants(ACTOR), _cpu_of_all()
+        until(lambda: cpu_of_descendants(ACTOR) > first[1] + MEASURED_CPU_S)
+        last = run.status().steps, cpu_of_descendants(ACTOR), _cpu_of_all()
+        steps, of_actor, of_all = np.subtract(last, first).tolist()
         processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
         return {
             **figures,
-            "steps_per_cpu_s": rate,
+            "steps_per_cpu_s": steps / of_actor,
             "memory_mb": sum(process.memory_full_info().pss for process in processes) / 2**20,
             "processes": len(processes),
-            "segments": len(set(re.findall(r"/dev/shm/\S+", Path("/proc/self/maps").read_text()))),
+            "segments": sum(each.path.startswith("/dev/shm/") for each in processes[0].memory_maps()),
             "descriptors": max(process.num_fds() for process in processes),
-            "steps_per_cpu_s_of_all": rate_of_all,
+            "steps_per_cpu_s_of_all": steps / of_all,
         }
 
 
@@ -148,7 +145,7 @@ def _cpu_of_all() -> float:
     return time.process_time() + cpu_of_descendants()
 
 
-def runs(many_agents: bool) -> Sweeps:
+def runs(many_agents: bool) -> dict[str, dict[str, dict[str, float]]]:
     """How many agents there may be in few processes; or how runs grow with copies and with agents."""
     if not many_agents:
         return {
@@ -173,14 +170,13 @@ def draw(path: Path, figures: Mapping[str, Any]) -> None:
                 values = [*seconds.values()]
                 panel.plot([*seconds], [value / values[0] for value in values], "o-", label=work)
             panel.set(xlabel=name, ylabel="CPU time / that of the first", ylim=(0, None))
-        copies, agents = figures["runs"].items()
-        rates.plot([*copies[1]], [size["steps_per_cpu_s"] for size in copies[1].values()], "o-", color="#0b6e4f")
-        rates.set(xlabel=copies[0], ylabel="steps in a second of the actor's CPU time", ylim=(0, None))
-        sizes = agents[1].values()
-        memory.plot([*agents[1]], [size["memory_mb"] for size in sizes], "o-", label="memory of all processes, MB")
-        label = "CPU time of the start, hundredths of a second"
-        memory.plot([*agents[1]], [size["start_cpu_s"] * 100 for size in sizes], "o-", label=label)
-        memory.set(xlabel=agents[0], ylim=(0, None))
+        (copies, by_copies), (agents, by_agents) = figures["runs"].items()
+        rates.plot([*by_copies], [run["steps_per_cpu_s"] for run in by_copies.values()], "o-", color="#0b6e4f")
+        rates.set(xlabel=copies, ylabel="steps in a second of the actor's CPU time", ylim=(0, None))
+        held, starts = zip(*((run["memory_mb"], run["start_cpu_s"] * 100) for run in by_agents.values()), strict=True)
+        memory.plot([*by_agents], held, "o-", label="memory of all processes, MB")
+        memory.plot([*by_agents], starts, "o-", label="CPU time of the start, hundredths of a second")
+        memory.set(xlabel=agents, ylim=(0, None))
         for panel in (*calls, memory):
             panel.legend(frameon=False, fontsize=8)
 
@@ -196,8 +192,7 @@ def main(options: argparse.Namespace) -> None:
     with Console().status("measuring"):
         effort = (15, 0.003) if options.quick else (ROUNDS, ROUND_S)
         calls = {} if options.agents else {name: measure(shapes, *effort) for name, shapes in SWEEPS.items()}
-        sweeps = runs(options.agents)
-    figures = {"seconds": calls, "runs": sweeps}
+        figures = {"seconds": calls, "runs": runs(options.agents)}
     publish(options, growth_tables(figures), "growth-agents" if options.agents else "growth", **figures)
     if options.store and not options.agents:
         draw(FOLDER.parent / "growth.png", figures)

@@ -20,17 +20,15 @@ from typing import Any
 
 import numpy as np
 import psutil
-from core import mutants
+from core import CORE, mutants
 
 import marlcore as mc
 
-from .. import ROOT
 from ..core.transitions import VECTOR, spec_of
 from ..figures import FOLDER, load, markdown, today, write
 from ..machine import say
 
 STORE = "renew the stored counts of these compilers"
-CORE = ROOT / "csrc"
 # As csrc/ffi_build.py has them
 FLAGS = "-std=c11 -O3 -fvisibility=hidden -ffp-contract=fast --param=avoid-fma-max-bits=0 -fno-math-errno"
 GENERIC = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "PYTHONHASHSEED": "0"}
@@ -181,7 +179,7 @@ def make_calls() -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def main(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> None:
     if reason_against():
         sys.exit(f"not counted: {reason_against()}")
     stored: dict[str, dict[str, Any]] = load("instructions")
@@ -194,6 +192,5 @@ def main(options: argparse.Namespace) -> int:
         stored[named[part]] = {"part": part, "date": today(), "counts": counts}
     if options.store:
         write(FOLDER / "instructions.json", stored)
-        return 0
-    sys.stderr.writelines(f"{line}\n" for line in lines)
-    return 1 if lines else 0
+    elif lines:
+        sys.exit("\n".join(lines))

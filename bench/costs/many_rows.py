@@ -41,8 +41,7 @@ KINDS: dict[str, Callable[[mc.ReplayBuffer], Work]] = {
 def measure(sizes: list[int], path: Path | None) -> dict[str, list[float]]:
     """Microseconds by kind of work, for each size."""
     with ExitStack() as stack:
-        paths = [path if rows > IN_MEMORY else None for rows in sizes]
-        filled = (filled_replay(VECTOR, rows, path=path) for rows, path in zip(sizes, paths, strict=True))
+        filled = (filled_replay(VECTOR, rows, path=path if rows > IN_MEMORY else None) for rows in sizes)
         replays = [stack.enter_context(replay) for replay in filled]
         os.sync()  # after this and a pass over all rows, draws from a file are several times faster; why is not known
         opened = {

@@ -89,15 +89,15 @@ def creeping(samples: list[Sample]) -> list[str]:
     return lines
 
 
-def look(root: int) -> dict[str, Process]:
-    """The process and its descendants, by title; those of the same title are numbered by their age."""
+def look() -> dict[str, Process]:
+    """This process and its descendants, by title; those of the same title are numbered by their age."""
     found: dict[str, Process] = {}
     numbers: Counter[str] = Counter()
-    parent = psutil.Process(root)
+    parent = psutil.Process()
     for each in [parent, *sorted(parent.children(recursive=True), key=psutil.Process.create_time)]:
         with suppress(psutil.Error):  # it has ended, or is ending
             memory, opened = each.memory_info(), each.num_fds()
-            name = "parent" if each.pid == root else each.name()
+            name = "parent" if each == parent else each.name()
             numbers[name] += 1
             numbered = f"{name} {numbers[name]}" if numbers[name] > 1 else name
             sizes = memory.rss / 2**20, (memory.rss - memory.shared) / 2**20
@@ -109,7 +109,7 @@ def take(counts: Counts, seconds: float) -> list[Sample]:
     samples, began, due = [], time.monotonic(), 0.0
     while True:
         passed = time.monotonic() - began
-        samples.append(Sample(passed, os.getloadavg()[0], look(os.getpid()), dict(counts())))
+        samples.append(Sample(passed, os.getloadavg()[0], look(), dict(counts())))
         if passed >= seconds:
             return samples
         due += EVERY_S

@@ -30,14 +30,10 @@ print(json.dumps({"software": software}))
 """
 
 
-def environment(name: str) -> Environment:
-    return LEROBOT if name == "LeRobot" else EMBED
-
-
-def run(name: str, sources: Path, side: str, seed: str) -> dict[str, Any]:
+def run(environment: Environment, name: str, sources: Path, side: str, seed: str) -> dict[str, Any]:
     """A whole run: its returns in order, and what it took."""
     begin, used = time.perf_counter(), cpu_seconds()
-    command = [environment(name).python, "-m", "bench.embed.hosts", name, sources, side, seed]
+    command = [environment.python, "-m", "bench.embed.hosts", name, sources, side, seed]
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "check": True}
     printed = subprocess.run([*map(str, command)], env=WITH_MARLCORE, **options).stdout
     spent = {"cpu_s": cpu_seconds() - used, "seconds": time.perf_counter() - begin}
@@ -53,21 +49,22 @@ def main(options: argparse.Namespace) -> None:
     stored = load(STORED.stem) if STORED.exists() else {}
     for name, patch in PATCHES.items():
         path = options.sources / patch.file
-        if not path.exists() or environment(name).missing:
-            say(f"{name}: left out, {environment(name).missing or f'no {path}'}")
+        environment = LEROBOT if name == "LeRobot" else EMBED
+        if not path.exists() or environment.missing:
+            say(f"{name}: left out, {environment.missing or f'no {path}'}")
             continue
         found = stored.setdefault(name, {})
         if options.runs:
             for seed in options.runs.split(","):
-                sides = {side: run(name, options.sources, side, seed) for side in ("theirs", "ours")}
+                sides = {side: run(environment, name, options.sources, side, seed) for side in ("theirs", "ours")}
                 found.setdefault("runs", {})[seed] = sides
         else:
             source = path.read_text()
             found["lines"] = [*changed(source, embed(source, patch.edits))]
             if name in HOSTS:
                 command = "-m", "bench.embed.hosts", name, options.sources, "compare"
-                found |= environment(name).run(*command, env=WITH_MARLCORE)
-        versions = environment(name).run("-c", VERSIONS)
+                found |= environment.run(*command, env=WITH_MARLCORE)
+        versions = environment.run("-c", VERSIONS)
         found["runs_made" if options.runs else "made"] = made(options.load_before) | versions
         say(f"{name}: {found}")
         if options.store:

@@ -108,8 +108,7 @@ def rainbow(module: Any, ours: bool) -> Side:
 
     def rows(batch: Any) -> tuple[Any, ...]:
         discounts = batch.discounts if ours else GAMMA**3 * (1 - batch.dones.float())
-        columns = (column.squeeze(1) for column in (batch.actions, batch.rewards, discounts))
-        action, reward, discount = columns
+        action, reward, discount = (column.squeeze(1) for column in (batch.actions, batch.rewards, discounts))
         return batch.observations, action, reward, batch.next_observations, discount
 
     return Side(add, lambda: buffer.sample(32), rows)
@@ -154,8 +153,7 @@ def lerobot(module: Any, ours: bool) -> Side:
     buffer = module.ReplayBuffer(CAPACITY, "cpu", ["observation.state"], use_drq=False)
 
     def add(row: Row) -> Call:
-        states = ({"observation.state": torch.from_numpy(obs)[None]} for obs in (row.obs, row.next_obs))
-        state, next_state = states
+        state, next_state = ({"observation.state": torch.from_numpy(obs)[None]} for obs in (row.obs, row.next_obs))
         action = torch.tensor([[float(row.action)]])
         return partial(buffer.add, state, action, row.reward, next_state, row.terminated, row.truncated)
 

@@ -28,7 +28,15 @@ def train(setting: Setting, tell: Tell, form: str) -> None:
     sys.modules |= {name: Anything(name) for name in absent}
     sys.path.insert(0, str(Path(os.environ["MARLCORE_BENCH_SOURCES"]) / folder))
     batches, steps, updates = 1 + ROWS // setting.batch, 0.0, 0.0
-    run = jax.jit(import_module(file).make_train(config(setting, batches)))
+    of_agent = setting.batch // setting.agents
+    config = {
+        "LR": setting.learning_rate, "NUM_ENVS": setting.copies, "NUM_STEPS": of_agent // setting.copies,
+        "TOTAL_TIMESTEPS": batches * of_agent, "UPDATE_EPOCHS": setting.epochs,
+        "NUM_MINIBATCHES": setting.batch // setting.minibatch, "GAMMA": setting.gamma, "GAE_LAMBDA": 0.95,
+        "CLIP_EPS": 0.2, "ENT_COEF": 0.0, "VF_COEF": 0.5, "MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh",
+        "ENV_NAME": setting.env, "ENV_KWARGS": {}, "ANNEAL_LR": False,
+    }  # fmt: skip
+    run = jax.jit(import_module(file).make_train(config))
     while tell(steps, updates):
         jax.block_until_ready(run(jax.random.PRNGKey(int(steps)))["runner_state"])
         steps += batches * setting.batch
@@ -42,14 +50,3 @@ class Anything(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda *_, **__: lambda function: function
-
-
-def config(setting: Setting, batches: int) -> dict[str, Any]:
-    steps = setting.batch // setting.agents
-    return {
-        "LR": setting.learning_rate, "NUM_ENVS": setting.copies, "NUM_STEPS": steps // setting.copies,
-        "TOTAL_TIMESTEPS": batches * steps, "UPDATE_EPOCHS": setting.epochs,
-        "NUM_MINIBATCHES": setting.batch // setting.minibatch, "GAMMA": setting.gamma, "GAE_LAMBDA": 0.95,
-        "CLIP_EPS": 0.2, "ENT_COEF": 0.0, "VF_COEF": 0.5, "MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh",
-        "ENV_NAME": setting.env, "ENV_KWARGS": {}, "ANNEAL_LR": False,
-    }  # fmt: skip

@@ -66,9 +66,8 @@ def algorithm_of(setting: Setting) -> Any:
 
 
 def configured(setting: Setting, mode: Any, words: list[str]) -> mc.Config:
-    learner = mc.LearnerConfig(
-        batch_size=setting.batch, gamma=setting.gamma, n_step=1, warmup=setting.warmup, device="cpu"
-    )
+    engine: Any = "torch" if "torch" in words else "auto"
+    terms = {"batch_size": setting.batch, "gamma": setting.gamma, "n_step": 1, "warmup": setting.warmup}
     config = mc.Config(
         mode=mode,
         updates_per_step=HARDLY if "acting" in words else setting.updates_per_step or None,
@@ -76,7 +75,7 @@ def configured(setting: Setting, mode: Any, words: list[str]) -> mc.Config:
         policies=dict.fromkeys((f"agent_{i}" for i in range(3)), "all") if setting.env == SPREAD else None,
         actor=mc.ActorConfig(processes=setting.actors // setting.nodes, envs=setting.copies),
         replay=mc.ReplayConfig(capacity=setting.capacity),
-        learner=replace(learner, engine="torch") if "torch" in words else learner,
+        learner=mc.LearnerConfig(**terms, engine=engine, device="cpu"),
         exploration=mc.ExplorationConfig(epsilon=setting.epsilon),
     )
     if "sink" in words:

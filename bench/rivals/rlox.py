@@ -1,13 +1,13 @@
 """rlox's PPO, whose CartPole is in Rust."""
 
+from rlox.algorithms.ppo import PPO
+from rlox.callbacks import Callback
+
 from ..peers.setting import Setting
 from .side import Tell
 
 
 def train(setting: Setting, tell: Tell, form: str) -> None:
-    from rlox.algorithms.ppo import PPO
-    from rlox.callbacks import Callback
-
     class Telling(Callback):  # type: ignore[misc]
         def on_step(self, step: int = 0, **_: object) -> bool:
             return tell(step / setting.updates_per_step, step)
