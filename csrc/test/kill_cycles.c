@@ -37,7 +37,7 @@ enum {
     ROLES = LANES + 2,
     WITNESS = LANES
 }; /* a writer a lane, and readers, the first never killed */
-enum { BATCH = 4, ROLL_CALL = 16, PATIENCE_S = 10, LONGEST_ROW = 65536 };
+enum { BATCH = 4, ROLL_CALL = 16, PATIENCE_S = 300, LONGEST_ROW = 65536 };
 enum { STARTING, WORKING, WAITING };
 enum { REFUSED = 10, CORRUPT = 11 }; /* how children end by themselves */
 

@@ -16,7 +16,7 @@ from arena import Arena, Marking, episodes_of
 from arena_games import check_opponents, check_parts, check_table, marks, played, table
 from processes import until
 from refused import check_refused
-from whole_clusters import Drive, called, leaves_nothing, result_of
+from whole_clusters import Drive, called, kill, leaves_nothing, result_of
 from whole_runs import LONG, checkpoint, opponents_of, policy_of, steps_of, values_of
 
 import marlcore as mc
@@ -67,9 +67,9 @@ def test_a_league_of_machines_plays_as_one(drive: Drive, notes: Path) -> None:
 
 KILLED = """
 class Gated(Arena):
-    # Rests until the test is about to kill, and again until successors live and opponents are there to play: the run
-    # could have ended by then.
-    # A killed actor and its successor take at most 2 * 62 episodes * 4 copies * 9 steps until then, of 12,000.
+    # Rests until the test is about to kill, and again until successors live and opponents are there to play, since the
+    # run could have ended by then. A killed actor and its successor take at most 2 * 62 episodes * 4 copies * 9 steps
+    # until then, of 12,000.
     def reset(self, **options):
         for gate, episode in {"about_to_kill": 40, "succeeded": 60}.items():
             while self._episode > episode and not self._path.parent.with_name(gate).exists():
@@ -106,7 +106,7 @@ def test_no_game_counts_twice_whatever_is_killed(killed: str, drive: Drive, note
     seen, counted = played(notes), table(run_dir)
     assert all(0 <= seen[kind] - counted[kind] <= LOSES[killed] for kind in seen), (seen, counted)
     frozen = {acted[0] for sides in episodes_of(notes).values() for acted in sides.values() if acted[0] % 1 == 0}
-    assert len(frozen) > 4 and frozen <= {*marks(run_dir).values()}
+    assert len(frozen) > 5 and frozen <= {*marks(run_dir).values()}
     leaves_nothing(nodes)
 
 
@@ -124,7 +124,7 @@ def test_a_league_goes_on_after_its_driver_was_killed(drive: Drive, notes: Path)
 
     driver = drive(LEAGUE, "league(10**9, latest=0.0, anchors={}).wait()", args=[notes])
     until(lambda: sum(map(sum, saved().values())) > 200 and len(opponents_of(run_dir)) > 4, lambda: driver.running)
-    driver.kill()
+    kill(driver)
     before, admitted = saved(), {*marks(run_dir).values()}
     steps = max(steps_of(run_dir), checkpoint(run_dir, "main")["step"]) + 3_000
     result = result_of(drive(LEAGUE, GOES_ON, args=[later, steps]))

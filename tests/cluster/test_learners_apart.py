@@ -107,10 +107,10 @@ def watch():
 
 threading.Thread(target=watch, daemon=True).start()
 until(lambda: saved() > 20, living)
-for loss in range(losses):
-    agent, before = until(lambda: apart(run), living), saved()
+for _ in range(losses):
+    agent, before, since = until(lambda: apart(run), living), saved(), lost()
     print(json.dumps([agent.found["pid"], place(agent)]), flush=True)
-    until(lambda: lost() > loss and run._session.control.workers[name].load(READY), living)
+    until(lambda: lost() > since and run._session.control.workers[name].load(READY), living)
     begun = learned()
     assert begun[policy] >= before > 20, (begun, before)
     until(lambda: all(count > begun[each] + 50 for each, count in learned().items()) or not living())
@@ -149,14 +149,15 @@ def test_another_machine_continues_from_the_last_checkpoint(algorithm: str, loss
     for what in losses:
         lose(what, nodes, *json.loads(until(told, lambda: driver.running)))
     result = result_of(driver)
-    assert result["restarts"] == len(losses) and not result["falls"]
+    assert len(losses) <= result["restarts"] <= 2 * len(losses)  # a learner that stands still for 3 s is lost too
+    assert not result["falls"]
     assert result["last"] > result["begun"]
     if algorithm == "ppo":
         assert result["steps"] >= 50_000 and any(values_of(drive.run_dir, "eval_return"))
         assert result["return"] > 120  # of a random policy: 22
     if "machine" in losses:
         until(lambda: not left_on(nodes)["processes"])
-        nodes.settle()  # nobody else removes what a lost machine has left
+        nodes.settle()  # nothing else removes a lost machine's segments
     leaves_nothing(nodes)
 
 

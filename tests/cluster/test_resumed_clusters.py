@@ -1,6 +1,5 @@
 """Runs on a cluster whose driver was killed, or ended: they go on, on a cluster or on one machine."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
-from processes import family, sweep, until
+from processes import sweep, until
 from ray_nodes import RayNodes
 from refused import check_refused
-from whole_clusters import Drive, called, leaves_nothing, left_on, result_of
+from whole_clusters import Drive, called, kill, leaves_nothing, left_on, result_of
 from whole_runs import LONG, Runs, checkpoint, finished, marlcore, saved_replay, steps_of
 
 import marlcore as mc
@@ -33,7 +32,7 @@ RESUMES = """
 more = int(sys.argv[3])
 learner = mc.LearnerConfig(device="cpu", warmup=100, publish_interval=5)
 actor = mc.ActorConfig(processes=int(sys.argv[4]))
-cluster, nodes = {"actors_per_node": 2, "lease_seconds": 10.0}, int(sys.argv[5])
+cluster, nodes = {"actors_per_node": 2, "lease_seconds": 25.0}, int(sys.argv[5])
 config = configured(sys.argv[2], more, nodes, cluster, learner=learner, actor=actor)
 told(mc.train(CARTPOLE, "dqn", config, progress=False, resume=sys.argv[2]))
 """
@@ -46,9 +45,7 @@ def killed_run(drive: Drive, saves: str = "") -> dict[str, Any]:
         lambda: steps_of(run_dir) > 1000 and (run_dir / "checkpoints" / "agent_0.pt").exists(), lambda: driver.running
     )
     until(lambda: checkpoint(run_dir)["updates"] > 50, lambda: driver.running)
-    led_to = family(driver.pid)
-    driver.kill()
-    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in led_to))
+    kill(driver)
     return checkpoint(run_dir)
 
 
@@ -118,7 +115,8 @@ def test_a_killed_drivers_run_goes_on_from_its_checkpoints(drive: Drive) -> None
     after = checkpoint(run_dir)
     assert taken + 3000 <= steps_of(run_dir) < taken + 3050
     assert after["version"] > before["version"] and after["updates"] > before["updates"]
-    assert after["updates"] == pytest.approx((steps_of(run_dir) - 100) * 0.1, rel=0.05)
+    made = after["updates"] - before["updates"]  # also those, at most 32, by which the killed learner was late
+    assert made == pytest.approx((steps_of(run_dir) - taken) * 0.1 + 16, abs=20)
     with saved_replay(run_dir) as replay:
         batch = replay.sampler(4096, min_size=1, seed=0).sample()
         tickets, lanes = np.divmod(batch.index, replay.lanes)

@@ -62,14 +62,14 @@ def test_no_row_is_lost_when_all_processes_are_killed(kills: Play, tmp_path: Pat
 
 def test_rows_that_are_cut_although_the_machine_ran_on_are_missed(kills: Play, tmp_path: Path) -> None:
     """The positive control of the test above."""
-    assert counted(kills(tmp_path, 12, "cut"))["lost"] > 0
+    assert counted(kills(tmp_path, 200, "cut"))["lost"] > 0
 
 
 def test_each_row_of_a_queue_is_learned_from_once_when_all_processes_are_killed(queues: Play, tmp_path: Path) -> None:
     done = queues(tmp_path, 40)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = counted(done)
-    assert counts["kills"] == 3 * counts["cycles"] == 120
+    assert counts["kills"] == 3 * counts["cycles"] >= 120
     assert min(counts["learned"], counts["cuts"]) > 0
 
 

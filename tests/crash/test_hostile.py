@@ -260,8 +260,8 @@ def test_no_input_of_the_fuzzer_leads_the_core_astray(tmp_path):
         pytest.skip("clang with libFuzzer is not installed (Debian: clang, libclang-rt-dev)")
     program = build(CORE, "fuzz_lane", tmp_path, FUZZ, "clang")
     # Its own limit is the peak resident size, which a program inherits from the process that started it: pytest's.
-    limits = ["-rss_limit_mb=0", "-malloc_limit_mb=256"]
-    done = run([program, "-max_total_time=8", *limits, f"-seed={SEED}", f"-artifact_prefix={tmp_path}/"])
+    limits = ["-runs=250000", "-max_total_time=120", "-rss_limit_mb=0", "-malloc_limit_mb=256"]
+    done = run([program, *limits, f"-seed={SEED}", f"-artifact_prefix={tmp_path}/"])
     assert done.returncode == 0, done.stderr[-6000:]
     assert int(done.stderr.rpartition("Done ")[2].split()[0]) > 1000
 

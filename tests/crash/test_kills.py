@@ -50,7 +50,7 @@ def test_killed_python_processes_stop_nobody(method: str, kills: int) -> None:
     tally = counts(python(PROGRAM, method, kills))
     assert tally["kills"] >= kills
     assert tally["rows"] > 0
-    assert tally["add_vector_working"] + tally["add_vector_inside"] > kills // 40  # of a sixth, half
+    assert tally["add_vector_working"] + tally["add_vector_inside"] > kills // 20  # of some 15, half die at work
 
 
 def test_survivors_that_do_not_validate_see_torn_rows() -> None:

@@ -23,7 +23,7 @@ runs = Runs(
     learner={"n_step": 1, "publish_interval": 5},
     replay={"save": True},
     updates_per_step=0.2,
-    updates_tolerance=8,
+    updates_tolerance=4,
 )
 ALONE = partial(Crowd, 1)
 train = runs.train
@@ -70,7 +70,7 @@ def test_all_copies_explore_as_the_runs_steps_say(tmp_path: Path, mode: str) -> 
     assert len(lanes) == 6 and len(by_version) > 20
     assert all(len(pairs) == 1 for pairs in by_version.values()), "actors disagree"
     metrics = [m for m in metrics_of(result.run_dir) if m.name in ("epsilon", "heat")]
-    slack = 5 / 0.2 + 8 / 0.2 + 60  # steps between publications, the tolerance, and those without an outcome
+    slack = 5 / 0.2 + 4 / 0.2 + 60  # steps between publications, the tolerance, and those without an outcome
     for metric in metrics:
         schedule = epsilon if metric.name == "epsilon" else heat
         window = [schedule.at(count) for count in range(max(0, int(metric.step - slack)), metric.step + 1)]

@@ -44,7 +44,7 @@ def learn(folder: Path, updates: int, pause: float, seconds: float = 0.0, least:
                 name = dice.choice(WORKERS)
                 kill(run, name)
                 kills[name.partition("-")[0]] += 1
-                due += pause
+                due = time.monotonic() + pause
     return kills
 
 

@@ -95,8 +95,8 @@ class Kills:
         random.shuffle(roles)
         victims = [fork(role, self.path, self.told) for role in roles]
         if number % 10 == 0:
-            before = self.state()
-            until(lambda: self.state() != before)
+            before, full = self.state(), self.told + ROWS
+            until(lambda: self.state() != before and (self.told >= full).all())
         time.sleep(random.random() * 0.06)
         for pid in victims:
             kill(pid)

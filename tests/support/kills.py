@@ -4,7 +4,7 @@
 
 It keeps a process of each role, started by that method of multiprocessing: three writers, of a lane, of many lanes, and
 one that comes and goes and makes segments of its own; a sampler, a publisher and a subscriber. Each is killed with
-SIGKILL, every second time while it starts, and now and then all at once. A sampler and a subscriber in this process are
+SIGKILL, half of them while they start, and now and then all at once. A sampler and a subscriber in this process are
 never killed: they check every row and all weights that they accept. With `trust` the sampler believes whatever it
 copied, until a row is torn. The program reports what it counted; its status is 1 if there was any fault. A process that
 hangs ends it with a traceback.
@@ -148,7 +148,7 @@ class Victim:
         arguments = self.role, self.board, self.slot, type(self.shared), self.shared.handle, self.lanes, self.births
         self.process = self.context.Process(target=live, args=arguments, daemon=True)
         self.process.start()
-        self.began, self.late = time.monotonic(), self.births % 2 == 1
+        self.began, self.late = time.monotonic(), self.births // 2 % 2 == 0
         self.doom = None if self.late else self.began + 1.2 * random.random() * self.startup_s
 
     def is_due(self) -> bool:

@@ -1,12 +1,13 @@
 """Runs on a cluster of this machine: the programs of their drivers, and their processes on the nodes."""
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from processes import until
+from processes import family, until
 from ray_nodes import RayNodes
 
 BEGINNING = """
@@ -33,7 +34,7 @@ def slow():
     return Slow(gymnasium.make("CartPole-v1"))
 
 def configured(run_dir, total_steps, nodes=2, cluster={}, **changes):
-    usual = {"lease_seconds": 12.0}  # far more than a slow machine needs; a word comes eight times in it
+    usual = {"lease_seconds": 24.0}  # a process may stand still for 20 s; a word comes eight times in it
     settings = mc.ClusterConfig(ADDRESS, nodes=nodes, **{**usual, **cluster})
     usual = {"run_dir": run_dir, "learner": mc.LearnerConfig(device="cpu"), "cluster": settings}
     return mc.Config(total_steps=total_steps, **{**usual, **changes})
@@ -107,6 +108,13 @@ def left_on(nodes: RayNodes) -> dict[str, list[object]]:
     segments = [name for node in range(len(nodes.directories)) for name in nodes.segments(node)]
     titles = "ray::Agent", "marlcore.cluster.nodes", "marlcore fork server", "marlcore actor"
     return {"segments": [*segments], "processes": [pid for title in titles for pid in called(nodes, title)]}
+
+
+def kill(driver: Any) -> None:
+    """Kills a driver, and waits until the kernel has ended its workers: until then, a learner may save once more."""
+    led_to = family(driver.pid)
+    driver.kill()
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in led_to))
 
 
 def leaves_nothing(nodes: RayNodes) -> None:

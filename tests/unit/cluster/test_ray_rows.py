@@ -55,14 +55,14 @@ def test_rows_arrive_once_over_killed_ingests(ray_nodes: RayNodes, program: Call
                 number += 2500 if part == 5 else 40
                 if part in (4, 8):
                     ray.kill(ingest, no_restart=False)
-                assert relay.drain(60.0)
+                assert relay.drain(600.0)
             for lane in range(2):
                 assert (raw(node, lane) == raw(home, lane)).all() and len(raw(home, lane)) >= number
             assert relay.stats.bytes > 200_000 and relay.stats.rewinds and not bookings.lost
             assert refused(lambda: link.open(0, 0, 2, SMALL.to_dict())).startswith("ValueError: epoch: expected")
             link.open(0, 2, 2, SMALL.to_dict())
             add_some(node, 0, number, 1)
-            assert refused(lambda: relay.drain(60.0)) == "Fenced: seat 0: expected the epoch 2, got 1"
+            assert refused(lambda: relay.drain(600.0)) == "Fenced: seat 0: expected the epoch 2, got 1"
         said = refused(start)
         assert said.startswith("LaneBusy: ") and said.endswith(": lane 0 has a living writer"), said
         ray.kill(ingest)

@@ -372,7 +372,7 @@ def idle(context):
         time.sleep(0.01)
     print("ended", flush=True)
 
-workers = mc.Workers()
+workers = mc.Workers(grace=600.0)
 print(workers.start(idle).pid, flush=True)
 {end}
 """
@@ -409,7 +409,7 @@ PROGRAM = """
 
     spec = mc.TransitionSpec(obs=mc.Field((3,)), action=mc.Field((), "int64"))
     limiter = mc.RateLimiter(1.0, 1, 8.0)
-    with mc.ReplayBuffer.create(spec, 1000, lanes=2, limiter=limiter) as replay, mc.Workers() as workers:
+    with mc.ReplayBuffer.create(spec, 1000, lanes=2, limiter=limiter) as replay, mc.Workers(grace=600.0) as workers:
         for lane in range(2):
             workers.start(actor, replay, lane)
         replay.sampler(1).sample(timeout=3600.0)

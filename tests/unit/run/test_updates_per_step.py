@@ -46,7 +46,7 @@ def test_a_schedule_of_updates_is_held_step_by_step(tmp_path: Path, mode: str, p
 def test_a_free_run_that_trains_on_few_of_its_samples_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="marlcore"):
         few = {"updates_per_step": None, "learner": {"batch_size": 1}}
-        slow = updating(mc.DQN, lambda update, batch: (time.sleep(0.02), update(batch))[1])
+        slow = updating(mc.DQN, lambda update, batch: (time.sleep(0.2), update(batch))[1])
         result = RUNS.train(tmp_path, HUNT, slow(), total_steps=4_000, **few)
     ratio = result.updates["agent_0"] / 2_000
     assert ratio < 1.0
@@ -62,23 +62,26 @@ def test_only_policies_with_few_samples_are_told(caplog: pytest.LogCaptureFixtur
     ]
 
 
-class Halting(HUNT.func):  # type: ignore[misc, name-defined]
-    """Rests at the end of its second episode, until every learner has waited for data in vain."""
-
-    episodes = 0
-
-    def reset(self, *seed: Any) -> None:
-        self.episodes += 1
-        time.sleep(0.5 * (self.episodes == 3))
-        super().reset(*seed)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_learners_of_a_free_run_wait_for_their_warm_up(tmp_path: Path, prefetch: int) -> None:
+    learned = tmp_path / "learned"
+
+    class Halting(HUNT.func):  # type: ignore[misc, name-defined]
+        """Rests after its second episode, until each learner has waited in vain, and later, until one has learned."""
+
+        episodes = 0
+
+        def reset(self, *seed: Any) -> None:
+            self.episodes += 1
+            time.sleep(0.5 * (self.episodes == 3))
+            until(lambda: self.episodes < 12 or learned.exists())
+            super().reset(*seed)
+
+    noting = updating(mc.DQN, lambda update, batch: (update.__self__.updates < 2 or learned.touch(), update(batch))[1])
     learner, halting = {"prefetch": prefetch, "warmup": 200, "log_interval": 1}, partial(Halting, **HUNT.keywords)
     free: Any = {"updates_per_step": None, "supervision": {"max_restarts": 0}}
-    result = RUNS.train(tmp_path, halting, learner=learner, **free)
+    result = RUNS.train(tmp_path, halting, noting(), learner=learner, **free)
     assert result.steps == RUNS.config.total_steps
     rows = values_of(result.run_dir, "rows")
     assert len(rows) > 1 and min(rows) >= 200
