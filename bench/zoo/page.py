@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -56,6 +56,11 @@ def interquartile_mean(scores: Sequence[float]) -> tuple[float, float, float]:
 
 def with_interval(mean: float, low: float, high: float) -> str:
     return f"{mean:.4g}" + ("" if math.isnan(low) else f" [{low:.4g}, {high:.4g}]")
+
+
+def interval_of(runs: Collection[Mapping[str, Any]]) -> str:
+    """The interquartile mean of the runs' last returns, with its interval; empty without runs."""
+    return with_interval(*interquartile_mean([run["last"] for run in runs])) if runs else ""
 
 
 def write(figures: Mapping[str, Any], sweeps: Mapping[str, Any], benchmarl: Mapping[str, Any]) -> None:
@@ -119,22 +124,26 @@ def table_of_sweeps(sweeps: Mapping[str, Any]) -> str:
 
 
 def beside_benchmarl(figures: Mapping[str, Any], benchmarl: Mapping[str, Any]) -> str:
-    """A row a run of BenchMARL, beside the preset of the same task and algorithm."""
-    columns = ["BenchMARL's run", "seed", "steps", "return", "seconds", "CPU seconds", "preset"]
-    columns += ["its return", "its seconds", "its CPU seconds", "seconds, times", "CPU seconds, times"]
-    rows = []
+    """A row a task and algorithm: BenchMARL's returns by its learning rate, beside those of the preset."""
+    found: dict[str, dict[str, list[Any]]] = {}  # runs by rate, by task and algorithm
     for name, runs in benchmarl["runs"].items():
-        task, algorithm = name.split()[:2]
+        of, _, rate = name.rpartition(" ")
+        found.setdefault(of, {})[rate] = [*runs.values()]
+    rates = sorted({rate for by_rate in found.values() for rate in by_rate}, key=float)
+    rows = []
+    for of, by_rate in sorted(found.items()):
+        task, algorithm = of.split()
         preset = f"{task}-{OF_BENCHMARL[algorithm]}"
-        ours = list(figures[preset]["runs"].values())
-        medians = {measure: median(run[measure] for run in ours) for measure in ("seconds", "cpu")}
-        score = f"{interquartile_mean([run['last'] for run in ours])[0]:.4g}"
-        for seed, run in runs.items():
-            seconds, cpu = (run.get("beside", medians)[measure] for measure in ("seconds", "cpu"))
-            theirs = [name, seed, run["steps"], f"{run['last']:.4g}", run["seconds"], run["cpu"]]
-            times = [f"{run['seconds'] / seconds:.1f}", f"{run['cpu'] / cpu:.1f}"]
-            rows.append([*theirs, preset, score, f"{seconds:.0f}", f"{cpu:.0f}", *times])
-    return markdown(columns, rows) + f"\n{benchmarl['machine']}; {benchmarl['software']}.\n"
+        ours = [*figures[preset]["runs"].values()]
+        returns = [interval_of(by_rate.get(rate, [])) for rate in rates]
+        cpu = [run["cpu"] for runs in by_rate.values() for run in runs if ours[0]["on"].startswith(run["on"])]
+        costs = [median(each) if each else math.nan for each in (cpu, [run["cpu"] for run in ours])]
+        costs = ["" if math.isnan(cost) else f"{cost:.3g}" for cost in (*costs, costs[0] / costs[1])]
+        rows.append([of, *returns, costs[0], preset, interval_of(ours), *costs[1:]])
+    columns = ["BenchMARL's", *(f"return at a rate of {rate}".replace("e-0", "e-") for rate in rates), "CPU seconds"]
+    table = markdown([*columns, "preset", "its return", "its CPU seconds", "CPU seconds, times"], rows)
+    machines = sorted({run["on"] for by_rate in found.values() for runs in by_rate.values() for run in runs})
+    return f"{table}\n{benchmarl['software']}; {'; '.join(machines)}.\n"
 
 
 def beside_epymarl(figures: Mapping[str, Any]) -> str:

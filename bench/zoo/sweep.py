@@ -3,7 +3,8 @@
 A population tries 12 settings, drawn at random, on each task with one seed. The defaults, the best over all tasks and
 settings given by `--also` then train with five other seeds, so that the choice earns nothing by chance. A score is the
 mean return of 50 greedy episodes with the last weights: 0 is random play, 1 the task's threshold. docs/zoo/sweep.json
-keeps each result at once, and a sweep that was interrupted goes on; `python -m bench zoo --page` writes the table.
+keeps each result at once, so an interrupted sweep goes on; who changes a default renames {}, the key of defaults.
+`python -m bench zoo --page` writes the table.
 """
 
 import argparse

@@ -16,7 +16,7 @@ from torch.nn import functional
 from ..compiled import quantile_loss
 from ..interfaces import Update
 from ..spaces import Spaces
-from .bases.hyperparameters import AtLeast1, Layers, Positive, Units
+from .bases.hyperparameters import AtLeast1, Layers, LearningRate, Positive, Units
 from .bases.q_learning import FeedforwardQLearning, QTrainer
 from .bases.trainers import seeded_generator
 from .networks.custom import torso_of
@@ -30,6 +30,9 @@ from .networks.torso import Dense
 class IQN(FeedforwardQLearning):
     """Hyperparameters of IQN."""
 
+    learning_rate: LearningRate = 1e-3
+    """Adam's step size, above 0, usually 1e-4 to 1e-3; a number or a schedule, such as
+    "linear(1e-3, 0, 1000000)". The default was chosen on five tasks (docs/zoo.md)."""
     hidden: Layers = (64, 64)
     """Units in each fully connected layer, at least one; the head has the last, after the embedding."""
     n_cos: Units = 64
