@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from metric_names import unexplained
-from processes import family, until
+from processes import await_gone, family, until
 from whole_clusters import Drive, leaves_nothing
 from whole_runs import LONG, values_of
 
@@ -51,5 +51,6 @@ def test_a_node_that_joins_later_is_used_and_a_signal_leaves_nothing_on_any_node
     await_rows("node-1")
     led_to = family(driver.pid)
     os.kill(driver.pid, signal.SIGTERM)
-    until(lambda: not driver.running and not any(os.path.exists(f"/proc/{pid}") for pid in led_to))
+    until(lambda: not driver.running)
+    await_gone(led_to)
     leaves_nothing(drive.nodes)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from crowd import Corridor, collapse
-from processes import family, until
+from processes import await_gone, family, until
 from whole_runs import policy_of
 
 import marlcore as mc
@@ -128,7 +128,7 @@ def test_a_successor_takes_the_steps_that_are_left_and_dies_with_its_actors(stac
     os.kill(node._program._process.pid, signal.SIGKILL)
     failed = until(lambda: node.beat(more).failed)
     assert (failed.worker, failed.reason) == ("supervisor", "death") and len(led_to) >= 3
-    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in led_to))
+    await_gone(led_to)
 
 
 def test_a_program_that_does_not_start_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:

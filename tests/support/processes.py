@@ -75,6 +75,11 @@ def await_ends(pidfds: Iterable[int]) -> None:
         os.close(pidfd)
 
 
+def await_gone(pids: Iterable[int]) -> None:
+    """Waits until processes have gone that others reap."""
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+
+
 def await_group(group: int) -> None:
     until(lambda: not victim.living(group))
 

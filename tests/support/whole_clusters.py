@@ -1,13 +1,12 @@
 """Runs on a cluster of this machine: the programs of their drivers, and their processes on the nodes."""
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from processes import family, until
+from processes import await_gone, family, until
 from ray_nodes import RayNodes
 
 BEGINNING = """
@@ -114,7 +113,7 @@ def kill(driver: Any) -> None:
     """Kills a driver, and waits until the kernel has ended its workers: until then, a learner may save once more."""
     led_to = family(driver.pid)
     driver.kill()
-    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in led_to))
+    await_gone(led_to)
 
 
 def leaves_nothing(nodes: RayNodes) -> None:
