@@ -105,6 +105,12 @@ class Spaces:
         starts: NDArray[np.int64] = np.cumsum(sizes) - sizes
         return starts
 
+    def with_choices(self, mask: NDArray[Any]) -> NDArray[Any]:
+        """Returns a mask [..., choices] that allows all choices of each component of which `mask` allows none."""
+        empty = ~np.logical_or.reduceat(mask, self.mask_starts, axis=-1)
+        allowed: NDArray[Any] = mask | np.repeat(empty, np.diff(self.mask_starts, append=self.choices), axis=-1)
+        return allowed
+
     @cached_property
     def action_start(self) -> NDArray[np.int64]:
         """The `start` of a Discrete or MultiDiscrete, otherwise 0: the environment's action that a row stores as 0."""

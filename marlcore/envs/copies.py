@@ -297,9 +297,8 @@ class AgentBuffer:
         return self.view.mask(mask) if self._masks else True
 
     def _final_mask(self, mask: Any) -> NDArray[Any] | bool:
-        """Returns the mask of a final observation; True, which allows all actions, if it is missing or allows none."""
-        allowed = False if mask is None else self.view.mask(mask)
-        return allowed if np.any(allowed) else True
+        """Returns the mask of a final observation, which no action follows; if it is missing, it allows all actions."""
+        return True if mask is None else self.view.spaces.with_choices(self.view.mask(mask))
 
 
 class _Turns(Adapter):

@@ -184,7 +184,7 @@ class GymnasiumVector(Adapter):
                 for name, value in self._final_values(info, copy, last.get(copy, {})).items():
                     arrays[name][copy] = value
             if MASK in arrays:  # no action follows, and many environments allow none
-                arrays[MASK][~arrays[MASK].any(axis=1)] = True
+                arrays[MASK] = self._view.spaces.with_choices(arrays[MASK])
             final_obs = in_form(arrays, values)
         self._view.check(over, rows_at(final_obs, over), acting=False)
         return final_obs if self._acting is self._all else rows_at(final_obs, self._acting)

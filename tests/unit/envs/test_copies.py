@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from crowd import Relay
 from gymnasium import spaces as gym
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 from odd_spaces import VARIANTS, Counting
 from pettingzoo.utils import parallel_to_aec
@@ -19,6 +20,7 @@ from rooms import WRONG, Room
 
 from marlcore.envs import AgentView, ParallelEnvironment, vectorize
 from marlcore.envs.agent_view import numbers as numbers_of
+from marlcore.envs.gymnasium_vector import GymnasiumVector
 from marlcore.errors import EnvironmentFailed
 from marlcore.testing import checked
 
@@ -255,6 +257,32 @@ class Stuck(Counting):
 def test_a_mask_allows_something_of_each_component():
     says = "environment copy 0, agent_0: action_mask: expected an allowed action, got ["
     check_refused(lambda: list(rounds(vectorize(Stuck, 2))), EnvironmentFailed, says)
+
+
+class Leaving(Counting):
+    """At its end, its mask allows nothing of the action's second component alone."""
+
+    def __init__(self):
+        super().__init__(gym.MultiDiscrete([3, 2]), "info")
+
+    def look(self):
+        obs, info = super().look()
+        left = {"action_mask": (np.array([True, False, False]), np.zeros(2, bool))}
+        return obs, info | (left if self.steps == self.length else {})
+
+
+@pytest.mark.parametrize("mode", [None, AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=str)
+def test_a_final_mask_allows_all_of_a_component_of_which_it_allowed_nothing(mode):
+    """No action follows it, but targets take the best or a drawn action there."""
+    env = vectorize(Leaving, 2) if mode is None else GymnasiumVector(SyncVectorEnv([Leaving] * 2, autoreset_mode=mode))
+    events, _ = play(env, 50)
+    finals = [
+        event[-1][-1].tolist()
+        for each in events.values()
+        for event in each
+        if event[0] == "outcome" and any(event[2:4])
+    ]
+    assert finals and all(final == [True, False, False, True, True] for final in finals)
 
 
 def stranger(env, obs):
