@@ -165,9 +165,13 @@ class MemberNetworks(nn.Module):
 
     def acted(self, state: State, action: Any) -> dict[str, torch.Tensor]:
         """Adds the members' actions [k, members, ...] to the state that `stepped` returned, and returns the result."""
-        first: Any = self.networks[0]  # all encode actions alike
-        flat = torch.as_tensor(action, device=next(iter(state.values())).device).flatten(0, 1)
-        encoded = first.torso.actions(flat).unflatten(0, (-1, self.team.count))
+        network: Any
+        actions = torch.as_tensor(action, device=next(iter(state.values())).device)
+        parts, first = [], 0
+        for group, network in zip(self.team.groups, self.networks, strict=True):  # each scales by its own bounds
+            part = actions[:, first : (first := first + group.size)].flatten(0, 1)
+            parts.append(network.torso.actions(part).unflatten(0, (-1, group.size)))
+        encoded = torch.cat(parts, 1)
         return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 
     def seen(self, group: MemberGroup, obs: Any, windows: bool = False) -> Any:

@@ -249,3 +249,15 @@ def test_the_last_action_is_seen_on_the_scale_of_its_bounds(reach):
     assert seen.tolist() == [[-1.0, 0.5]]
     free = RecurrentTorso(mc.RecurrentPPO(), continuous_spaces(gym.Box(-np.inf, np.inf, (2,), np.float32)), (4,))
     assert free.acted(state, np.array([[-300.0, 0.5]], np.float32))["previous_action"].tolist() == [[-300.0, 0.5]]
+
+
+def test_members_actions_are_each_seen_on_the_scale_of_their_own_bounds():
+    """As in training, where the windows' actions are encoded by each member's network."""
+    reach = np.float32([[1.0], [4.0]])
+    spaces = Spaces(
+        gym.Dict({MEMBERS: gym.Box(-9, 9, (2, 3), np.float32), ALIVE: gym.MultiBinary(2)}), gym.Box(-reach, reach)
+    )
+    policy = replace(MATD3, shared=False).make_model(spaces).acting
+    obs = {part.name: torch.ones(1, *part.field.shape) for part in spaces.parts}
+    _, state = policy.stepped(obs, None)
+    assert policy.acted(state, 0.5 * reach[None])["previous_action"].tolist() == [[[0.5], [0.5]]]
