@@ -118,13 +118,19 @@ class COMATrainer(ActorCriticTrainer):
             order = torch.randperm(len(action), generator=self.generator, device=self.device)
             for first in range(0, len(order), self.hyper.minibatch_size):
                 part = order[first : first + self.hyper.minibatch_size]
-                taken = self.taken(self.critics, rows_at(batch.obs, part), action[part])
-                loss = 0.5 * (taken - targets[part]).square().mean()
+                obs = rows_at(batch.obs, part)
+                taken, share = self.taken(self.critics, obs, action[part]), self.shares(obs)
+                loss = 0.5 * ((taken - targets[part]).square() * share).sum()
                 grad_norm = self.descend(self.critics_optimizer, loss)
                 self.soft_update(self.hyper.tau)
                 steps += 1
-        metrics = self.metrics(loss, taken, grad_norm) | self._improve_policies(batch, action)
+        metrics = self.metrics(loss, (taken * share).sum(), grad_norm) | self._improve_policies(batch, action)
         return Update(metrics, updates=steps + 1)
+
+    def shares(self, obs: Any) -> torch.Tensor:
+        """Returns the share of each row's members [B, members] in a mean over all that are alive; the others' is 0."""
+        alive: torch.Tensor = self.policy.team.alive(obs)
+        return alive / alive.sum().clamp(min=1.0)
 
     def taken(self, critics: Any, obs: Any, action: torch.Tensor) -> torch.Tensor:
         """Returns the values [B, members] that the critics give to the taken actions, one-hot [B, size]."""
@@ -157,8 +163,7 @@ class COMATrainer(ActorCriticTrainer):
         log_probs = functional.log_softmax(faster(self.policy)(batch.obs).view_as(values), -1)
         advantage = (values * (action.view_as(values) - log_probs.detach().exp())).sum(-1)
         taken = log_probs.gather(-1, batch.action.long()[..., None]).squeeze(-1)
-        alive = self.policy.team.alive(batch.obs)
-        share = alive / alive.sum().clamp(min=1.0)
+        share = self.shares(batch.obs)
         policy_loss = -(advantage * taken * share).sum()
         entropy = (entropy_of(log_probs) * share).sum()
         self.descend(self.policy_optimizer, policy_loss - self.hyper.entropy_coefficient * entropy)

@@ -254,6 +254,19 @@ def test_critics_learn_the_returns_of_td_lambda():
     torch.testing.assert_close(trainer.targets(batch, action), expected[:-1])
 
 
+def test_the_dead_do_not_dilute_what_critics_learn():
+    """The loss is the mean over the members that live."""
+    _, trainer, batch, action = made_coma(dead=[1])
+    living = [0, 2]
+    with torch.no_grad():
+        error = (trainer.taken(trainer.critics, batch.obs, action) - trainer.targets(batch, action))[:, living]
+        value = trainer.taken(trainer.critics, batch.obs, action)[:, living].mean() / COMA.reward_scale
+    trainer.hyper = replace(COMA, epochs=1)
+    metrics = trainer.update(batch).metrics
+    torch.testing.assert_close(metrics["loss"], 0.5 * error.square().mean())
+    torch.testing.assert_close(metrics["q_mean"], value)
+
+
 def test_policies_climb_what_their_actions_add():
     """An advantage is a value less the mean over the member's policy (Foerster et al. 2018, equation 4)."""
     model, trainer, batch, action = made_coma(dead=[1])
