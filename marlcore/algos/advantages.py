@@ -61,8 +61,9 @@ def vtrace(steps: Steps, ratio: Floats, decay: float, rho_bar: float, c_bar: flo
 def following_values(batch: Any, value: Floats, of_next: Callable[[NDArray[np.int64]], Any]) -> Floats:
     """Returns the value of each row's next observation, given the values [B, ...] of the rows' observations.
 
-    If the next row is the next transition, the result is that row's value; after a termination it is 0. For all other
-    rows, `of_next` gets the rows' numbers, int64 [k], and returns the values [k, ...] of their next observations.
+    If the next row is the next transition, the result is that row's value; after a termination it is any number. For
+    all other rows, `of_next` gets the rows' numbers, int64 [k], and returns the values [k, ...] of their next
+    observations.
     """
     following = np.zeros_like(value)
     following[:-1] = value[1:]
@@ -72,13 +73,18 @@ def following_values(batch: Any, value: Floats, of_next: Callable[[NDArray[np.in
     return following
 
 
-def standardized(values: Floats) -> Floats:
-    """Subtracts the mean of values [B], and divides by their standard deviation; a single value stays unchanged."""
+def standardized(values: Floats, weight: Floats) -> Floats:
+    """Standardizes values [B] that have been multiplied by weights [B], at least 0; a single value stays unchanged.
+
+    Subtracts the weighted mean, times each value's weight, and divides the differences by their standard deviation.
+    """
     if len(values) < 2:
         return values
-    mean, variance = policies.moments(values)
+    (mean, _), (of_weights, _) = policies.moments(values), policies.moments(weight)
+    values = values - np.float32(mean / max(of_weights, 1e-30)) * weight
+    _, variance = policies.moments(values)
     deviation = (variance * len(values) / (len(values) - 1)) ** 0.5
-    return (values - np.float32(mean)) / np.float32(deviation + 1e-8)
+    return values / np.float32(deviation + 1e-8)
 
 
 class ValueNormalizer:

@@ -127,7 +127,7 @@ class TeamDelayedPolicy(DelayedPolicy):
     rewards: Literal["sum", "own"] = "sum"
     """With "sum", critics of the team learn from the sum of the members' rewards. With "own", as published, each
     member's own critics learn from its own reward, so members may compete; returns are then of one step, whatever
-    `learner.n_step` is."""
+    `learner.n_step` is. A member that leaves before its team ends has no later value, even if it was truncated."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """Returns a row's fields; if members learn from their own rewards, rows also store these.

@@ -2,8 +2,8 @@
 
 Schulman et al. 2017, "Proximal policy optimization algorithms" (arXiv:1707.06347); Huang et al. 2022, "The 37
 implementation details of proximal policy optimization" (the ICLR blog track). Transitions of older policies are
-corrected as in Espeholt et al. 2018 (arXiv:1802.01561). Ratios divide by the probability just before the update, not at
-acting time (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv:2110.00641, section 3).
+corrected as in Espeholt et al. 2018 (arXiv:1802.01561); then ratios divide by the probability just before the update,
+not at acting time (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv:2110.00641, section 3).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +35,7 @@ from .trainers import AdamTrainer, seeded_generator
 
 BONUS = "entropy_coefficient"  # scheduled, as the learning rate is
 ADAM_EPS = 1e-5  # Huang et al. 2022, detail 3
+MOST_LOG_RATIO = 80.0  # whose exponential is finite
 METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")  # of a step
 KL = METRICS.index("approx_kl")
 
@@ -77,7 +78,8 @@ class ClippedPolicy(Hyperparameters):
     """The passes over a batch end once the estimated divergence from the policy before them exceeds this; usually 0.01
     to 0.05; None: never."""
     normalize_advantages: bool = True
-    """Subtract the mean of a batch's advantages, and divide by their standard deviation."""
+    """Subtract the mean of a batch's advantages, and divide by their standard deviation. V-trace's weights weight the
+    mean, too, so a transition of weight 0 changes nothing."""
     normalize_values: bool = True
     """The critic predicts values minus the targets' running mean, divided by their running standard deviation (Yu et
     al. 2022, arXiv:2103.01955, section 3). Its loss and clip_value are in these units."""
@@ -222,17 +224,18 @@ class ClippedPolicyTrainer(AdamTrainer):
         value = norm.denormalized(predicted)
         next_value = following_values(batch, value, lambda which: norm.denormalized(values_after(which)))
         reward = batch.reward if hyper.reward_scale == 1.0 else np.float32(hyper.reward_scale) * batch.reward
-        steps, old = Steps(reward, batch.discount, value, next_value, batch.continues), acted
+        steps = Steps(reward, batch.discount, value, next_value, batch.continues)
         if hyper.correction == "vtrace":
-            old = log_prob
-            ratio = np.exp(log_prob - acted)
+            old, ratio = log_prob, np.exp(log_prob - acted)
+            weight = np.minimum(ratio, np.float32(hyper.ratio_clip))
             advantage, target = vtrace(steps, ratio, hyper.gae_lambda, hyper.ratio_clip, hyper.trace_clip)
         else:
+            old, weight = acted, np.ones_like(acted)
             advantage, target = gae(steps, hyper.gae_lambda)
         if hyper.normalize_values:
             norm.update(target)
         if hyper.normalize_advantages:
-            advantage = standardized(advantage)
+            advantage = standardized(advantage, weight)
         (_, spread), (_, error) = policies.moments(target), policies.moments(target - value)
         explained = 1 - error / spread if spread > 1e-8 * norm.deviation**2 else 0.0  # 0 if the targets hardly differ
         return old, advantage, norm.normalized(target), explained
@@ -277,6 +280,8 @@ class ClippedPolicyTrainer(AdamTrainer):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns the clipped loss, the KL divergence and the share of clipped rows; `mean` averages over rows."""
         logratio = log_prob - rows.log_prob
+        # An infinite ratio would give NaN as the slope of the product that the minimum leaves out.
+        logratio = torch.where(rows.advantage > 0, logratio.clamp(max=MOST_LOG_RATIO), logratio)
         ratio = torch.exp(logratio)
         clipped = ratio.clamp(1 - self.hyper.clip, 1 + self.hyper.clip)
         loss = -mean(torch.minimum(rows.advantage * ratio, rows.advantage * clipped))

@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -91,6 +92,31 @@ def test_the_loss_is_the_clipped_objective(correction, normalize, units, masked,
     squares = np.square(np.abs(target).max() + np.abs(value).max()) / target.var()
     assert metrics["explained_variance"] == near(explained, terms, 1 + float(squares))
     assert update.updates == 1
+
+
+def test_rows_whose_actions_the_policy_no_longer_takes_have_no_advantage():
+    """Theirs would be the mean's negative, and their slopes the largest."""
+    batch = SimpleNamespace(
+        reward=np.float32([1, 2, 3, 4]),
+        discount=np.zeros(4, np.float32),
+        continues=np.zeros(4, bool),
+        extras={"log_prob": np.full(4, -1, np.float32)},
+    )
+    trainer = SINGLE.make_trainer(SINGLE.make_model(DISCRETE))
+    present = np.float32([-1, -1, -1, -200])
+    _, advantage, *_ = trainer.advantages(batch, np.zeros(4, np.float32), present, lambda rows: np.zeros(len(rows)))
+    np.testing.assert_allclose(advantage, [-np.sqrt(1.5), 0, np.sqrt(1.5), 0], **rounding(30))
+
+
+def test_a_ratio_that_is_too_large_for_a_float_has_no_slope():
+    """The bound of the paper's minimum has none (Schulman et al. 2017, equation 7), as where the ratio is 2."""
+    trainer = SINGLE.make_trainer(SINGLE.make_model(DISCRETE))
+    moved = torch.tensor([np.log(2.0), 90.0, 0.0], dtype=torch.float32, requires_grad=True)
+    loss, *_ = trainer._policy_loss(
+        moved, SimpleNamespace(log_prob=torch.zeros(3), advantage=torch.ones(3)), torch.mean
+    )
+    loss.backward()
+    assert moved.grad.tolist() == [0.0, 0.0, pytest.approx(-1 / 3)]
 
 
 CLIPPED = {"normalize_values": True, "correction": "gae", "gae_lambda": 0.0, "target_kl": None, "learning_rate": 0.01}
