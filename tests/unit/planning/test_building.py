@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from graph_oracle import graph_lists, longest_paths
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refused import Refused, check_refused, each_bad, refusals
 from tiers import long_but
@@ -377,5 +377,6 @@ def test_what_a_graph_will_need_counts_as_used(limited: None) -> None:
 
 
 def main(examples: int = 1000) -> None:
-    settings(max_examples=examples)(given(acyclic_models(most=40))(lambda model: check_random(model, workers=1)))()
+    patient = settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    patient(given(acyclic_models(most=40))(lambda model: check_random(model, workers=1)))()
     print(f"{examples} random models: each graph is what the oracle says")
