@@ -145,6 +145,15 @@ def holds_files(folder: Path) -> bool:
     return any(path.name != LOCK for path in folder.iterdir())
 
 
+def check_unused(root: Path) -> None:
+    """Raises ValueError if a new run's directory is a file, or holds files."""
+    if root.exists() and not root.is_dir():
+        raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
+    if root.exists() and holds_files(root):
+        content = "a run" if (root / "config.json").exists() else "files"
+        raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds {content}")
+
+
 def checkpoint_path(run_dir: Path, policy: str, which: str = "last") -> Path:
     """Returns the path of a policy's checkpoint; `which` is "last", "best", or the step of a kept checkpoint."""
     return run_dir / "checkpoints" / f"{_file_name(policy)}{'' if which == 'last' else '.' + which}.pt"
@@ -262,13 +271,9 @@ def _make_directory(path: str | Path | None, runs: str | Path, undo: ExitStack) 
     """Makes a run's directory and its folders; without a path, names the directory by date and time."""
     if path is None:
         root = next(root for root in dated_paths(runs) if _make(root, undo))
-    elif (root := absolute(path)).exists() and not root.is_dir():
-        raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
     else:
+        check_unused(root := absolute(path))
         _make(root, undo)
-    if holds_files(root):
-        content = "a run" if (root / "config.json").exists() else "files"
-        raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds {content}")
     (root / "checkpoints").mkdir(mode=0o755)  # if two runs race for the directory, one fails here
     undo.callback(_remove_contents, root)
     (root / "logs").mkdir(mode=0o755)
