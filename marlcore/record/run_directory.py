@@ -210,7 +210,7 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
     saved = read_json(path) if os.path.lexists(path) else {}
     steps = saved.get("steps", {})
     counts = steps.values() if isinstance(steps, dict) else [None]
-    integers = *counts, saved.get("skips", 0)
+    integers = *counts, saved.get("skips", 0), saved.get("evaluated", 0)
     kinds = [(saved.get("time_s", 0.0), (int, float)), *((number, (int,)) for number in integers)]
     if not all(type(number) in kind and 0 <= number < 2**63 for number, kind in kinds):  # must fit into shared counters
         raise ValueError(f"{str(path)!r}: expected time_s and steps, a number for each worker, got {brief(saved)}")

@@ -300,15 +300,29 @@ def test_each_evaluation_that_falls_due_is_made_or_counted(
     assert (f"evaluation: {skipped:g} evaluations, due every 125 steps, were skipped" in caplog.text) == (not wait)
 
 
-def test_a_restarted_evaluator_goes_on_counting_what_it_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("keep", [3, 0])
+def test_a_restarted_evaluator_goes_on_counting_what_it_skips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int
+) -> None:
     """Each evaluation starts a new evaluator, and two evaluations fall due in a round."""
     finish = roles.EvaluatorRole.finish
     anew = lambda worker, *args, **final: (finish(worker, *args, **final), worker.build())[0]  # noqa: E731
     monkeypatch.setattr(roles.EvaluatorRole, "finish", anew)
-    changes = {"evaluation": {"interval": 1, "episodes": 1}, "learner": {"warmup": 1, "publish_interval": 1}}
+    changes = {
+        "evaluation": {"interval": 1, "episodes": 1, "keep": keep},
+        "learner": {"warmup": 1, "publish_interval": 1},
+    }
     path = train(tmp_path, Corridor, DQN, total_steps=24, updates_per_step=1.0, **changes).run_dir
     counts = [count for _, count in evaluations(path, "eval_skipped")]
-    assert len(counts) > 3 and counts == sorted({*counts})
+    assert len(counts) > 3 and counts == sorted({*counts}) and counts[-1] + len(counts) == 24
+
+
+@pytest.mark.parametrize("before", [{"keep": 0}, {"interval": 0}])
+def test_a_resumed_run_counts_no_evaluation_twice(tmp_path: Path, before: dict[str, int]) -> None:
+    """Nor one that was not due before; no checkpoint tells the last evaluation."""
+    train(tmp_path, Corridor, DQN, evaluation={**before})
+    path = train(tmp_path, Corridor, DQN, total_steps=800, resume=True, evaluation={"keep": 0}).run_dir
+    assert {value for _, value in evaluations(path, "eval_skipped")} == {0}
 
 
 @LONG
