@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from processes import until
+from random_play import child_seeds
 from refused import check_refused
 from seams import undrawn
 from whole_runs import LONG, Runs, change_checkpoint, checkpoint, history, kill, metrics_of, past, updating
@@ -20,6 +21,7 @@ from whole_runs import LONG, Runs, change_checkpoint, checkpoint, history, kill,
 import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.config import EVALUATOR
+from marlcore.evaluation import LoadedPolicy
 from marlcore.run import async_run, roles
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -113,6 +115,15 @@ def test_an_evaluation_repeats_under_its_seed(run_dir: Path) -> None:
     assert set(outcome.lengths[AGENT]) <= {5, 6, 7, 8, 9}
     explored, again = (mc.evaluate(run_dir, 10, envs=4, seed=3, explore=True) for _ in range(2))
     assert explored.returns[AGENT].tolist() == again.returns[AGENT].tolist() != outcome.returns[AGENT].tolist()
+
+
+def test_policies_draw_other_numbers_than_environments(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds, player = list[int](), LoadedPolicy.player
+    monkeypatch.setattr(
+        LoadedPolicy, "player", lambda policy, *given: seeds.extend(given[1:2]) or player(policy, *given)
+    )
+    mc.evaluate(run_dir, 2, seed=3)
+    assert len(seeds) == 1 and seeds[0] not in child_seeds(3, 2)
 
 
 class Walker:
