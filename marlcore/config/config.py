@@ -37,7 +37,7 @@ SECTIONS = {"learners": "learner", "replays": "replay", "explorations": "explora
 BY_POLICY = {"learners": LearnerConfig, "replays": ReplayConfig, "explorations": ExplorationConfig}
 RUN_WIDE = {  # settings that all policies share
     "learner": ("processes", "threads"),
-    "replay": ("stack", "pad", "save", "clear_at_stage", "mixture", "path"),
+    "replay": ("stack", "pad", "save", "clear_at_stage", "mixture", "path", "durable"),
 }
 
 

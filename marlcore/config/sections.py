@@ -51,11 +51,12 @@ def existing_directory(label: str, path: Any) -> Any:
 
 
 def probability(label: str, value: Any) -> Schedule:
-    """Makes a schedule of probabilities. Raises ValueError if its first or last number is not a probability."""
+    """Makes a schedule of probabilities. Raises ValueError if a number of it, or a function's first, is none."""
     schedule = Schedule.from_value(label, value)
-    for count in (0,) if isinstance(schedule, Custom) else (0, 10**9):  # a user's function may refuse large counts
-        if not 0.0 <= schedule.at(count) <= 1.0:
-            raise ValueError(f"{label}: expected a probability, got {schedule.at(count):g} from {schedule}")
+    bounds = (schedule.at(0),) if isinstance(schedule, Custom) else schedule.bounds  # a function may refuse counts
+    for number in bounds:
+        if not 0.0 <= number <= 1.0:
+            raise ValueError(f"{label}: expected a probability, got {number:g} from {schedule}")
     return schedule
 
 

@@ -121,8 +121,9 @@ class SelfPlayConfig(Declared):
             total = float(self.shares_at({"steps": count, "updates": count}).sum())
             if total > 1.0 + 1e-9:
                 raise ValueError(f"anchors: expected shares that sum to at most 1 with `latest`, got {total:g}")
-        if self.roles and not self.pool:
-            raise ValueError("pool: expected at least 1 when roles are set, got 0")
+        for name, usual in {"roles": {}, "anchors": {}, "side": BOTH}.items():
+            if getattr(self, name) != usual and not self.pool:
+                raise ValueError(f"{name}: expected {usual} without a pool, got {brief(getattr(self, name))}")
         for name in ("begin_win_rate", "begin_step", "rollback"):
             if getattr(self, name) is not None and not self.anchors:
                 raise ValueError(f"{name}: expected None without anchors, got {brief(getattr(self, name))}")

@@ -14,13 +14,14 @@ from .config import Config, by_dotted_name, hints_by_policy
 
 PRESETS = Path(__file__).parents[1] / "presets"
 LONGEST = 2**20  # bytes of a file
-_NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
+_NULL, _TEXT, _BOOL = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str", "tag:yaml.org,2002:bool"
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Loads YAML 1.1, but refuses aliases, which can expand to any size, and repeated keys.
 
-    Unlike in YAML 1.1, 1e-3 is a number, and 1:30:00 is text. A key without a value is left out; `null` is None.
+    Unlike in YAML 1.1, 1e-3 is a number, and 1:30:00, on, off, yes and no are text. A key without a value is left out;
+    `null` is None.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -42,6 +43,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
 for _first in "-+0123456789":  # before YAML's own, which reads it as a number of base 60
     _Loader.yaml_implicit_resolvers[_first].insert(0, (_TEXT, re.compile(r"[-+]?[\d_]+(:[0-5]?\d)+(\.[\d_]*)?$")))
+_resolvers = _Loader.yaml_implicit_resolvers
+_resolvers |= {first: [one for one in _resolvers[first] if one[0] != _BOOL] for first in "yYnNoO"}
 
 
 class Settings(NamedTuple):

@@ -8,10 +8,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
+
 from ..checks import brief, check_whole
 from ..envs import factory, vectorize
 from ..envs.joint import JointObservations
-from ..envs.lockstep import child_seeds
 from ..envs.team import Teams
 from ..loops import Evaluation, Player, ScriptedPlayer, play
 from ..references import is_importable, resolve
@@ -85,7 +86,8 @@ def evaluate(
     check_whole("seed", seed, 0)
     run = EvaluatedRun(run_or_dir, str(which), policies or {}, env_fn, trust)
     with closing(vectorize(run.env_fn, min(envs, episodes))) as env:
-        pairs = zip(env.agents, child_seeds(seed, len(env.agents)), strict=True)
+        seeds = np.random.SeedSequence([seed, *b"players"]).generate_state(len(env.agents))  # unlike the copies' seeds
+        pairs = zip(env.agents, seeds.tolist(), strict=True)
         players = {agent: run.player(agent, env.copies, child, explore) for agent, child in pairs}
         outcome = play(env, players, episodes, seed, watch=watch)
     assert outcome is not None

@@ -25,6 +25,7 @@ from ..record import (
     SharedProgress,
     Table,
     check_same_run,
+    check_unused,
     dated_paths,
     each_metric,
     holds_files,
@@ -59,7 +60,8 @@ def work_seeds(
         stack.enter_context(naming_what_continues(folder, f"{folder}/seed-N"))
         waiting = {}
         for seed in seeds:
-            of_seed = replace(config, seed=seed, run_dir=str(folder / f"seed-{seed}"))
+            check_unused(run_dir := folder / f"seed-{seed}")
+            of_seed = replace(config, seed=seed, run_dir=str(run_dir))
             waiting[f"seed {seed}"] = {"env_fn": env_fn, "algorithm": algorithm, "config": of_seed, **initial}
         labels = [*waiting]
         for label in labels[:1]:  # the other runs differ only in seed and directory

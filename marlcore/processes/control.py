@@ -15,7 +15,8 @@ from ..memory import LINE, PREFIX, Segment, Shared, Words, described_workers, in
 
 # Words of a worker's line. READY: the number of its last process that reached its first step. EPISODES: the number of
 # episodes ended by the actor's last process that ended any; 1 after an evaluator's first episode. DONE: nonzero once
-# the work is complete. BEGUN: the steps at which the evaluator's last evaluation began. SKIPS: skipped evaluations
+# the work is complete. BEGUN: the steps at which the evaluator's last evaluation began. SKIPS: skipped evaluations.
+# UPDATES of the evaluator: the steps up to which no evaluation is due any more
 STEPS, UPDATES, READY, BEATS, EPISODES, DONE, BEGUN, SKIPS = range(8)
 # Words of the parent's line for a worker. SHARE: the number of steps after which an actor is done
 PID, RESTARTS, SHARE = range(3)

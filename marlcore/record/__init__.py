@@ -36,6 +36,7 @@ from .run_directory import (
     RunDirectory,
     agent_order,
     check_same_run,
+    check_unused,
     checkpoint_path,
     dated_paths,
     durable_note,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
+from ..config import EVALUATOR
 from ..errors import suppress_failed_calls
 from ..processes import EPISODES, PID, READY, RESTARTS, SKIPS, STEPS, UPDATES, Control, Interrupts, Metric, Telemetry
 from .events import Events
@@ -153,8 +154,10 @@ class Monitor:
     def _save(self, now: float) -> None:
         self._saved_at = now
         steps = {name: counters.load(STEPS) for name, counters in self.control.workers.items()}
-        skips = sum(counters.load(SKIPS) for counters in self.control.workers.values())  # only the evaluator has skips
-        self.directory.save_progress({"time_s": now, "steps": steps, "skips": skips})
+        skips, evaluated = 0, sum(steps.values())  # without an evaluator, no evaluation is due so far
+        if evaluator := self.control.workers.get(EVALUATOR):
+            skips, evaluated = evaluator.load(SKIPS), evaluator.load(UPDATES)
+        self.directory.save_progress({"time_s": now, "steps": steps, "skips": skips, "evaluated": evaluated})
         self.sinks.flush()
 
     def _record(self, metric: Metric) -> None:

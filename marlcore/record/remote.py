@@ -64,13 +64,15 @@ class RemoteCopy(Closing):
         self._files, self._root = _opened("run_dir", address)
         try:
             self._files.makedirs(self._root, exist_ok=True)
-            found = self._files.find(self._root) if new else []
+            found = [name.removeprefix(f"{self._root}/") for name in self._files.find(self._root)]
         except Exception as error:
             raise ValueError(f"run_dir: expected a writable place, got {address!r} ({brief(error)})") from None
-        if found:
+        if new and found:
             raise ValueError(f"run_dir: expected a new or empty directory, got {address!r}, which holds files")
         self._path: Path | None = None
-        self._sent: dict[str, tuple[int, int]] = {}  # by file: its modification time in ns, and its size
+        # By file: its modification time in ns, and its size. The first push of a resumed run copies every file, and
+        # removes those that the run no longer has; dot files are not the run's.
+        self._sent = {name: (0, 0) for name in found if not name.rpartition("/")[2].startswith(".")}
         self._folders: set[str] = set()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._work, name="marlcore-remote", daemon=True)

@@ -145,6 +145,15 @@ def holds_files(folder: Path) -> bool:
     return any(path.name != LOCK for path in folder.iterdir())
 
 
+def check_unused(root: Path) -> None:
+    """Raises ValueError if a new run's directory is a file, or holds files."""
+    if root.exists() and not root.is_dir():
+        raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
+    if root.exists() and holds_files(root):
+        content = "a run" if (root / "config.json").exists() else "files"
+        raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds {content}")
+
+
 def checkpoint_path(run_dir: Path, policy: str, which: str = "last") -> Path:
     """Returns the path of a policy's checkpoint; `which` is "last", "best", or the step of a kept checkpoint."""
     return run_dir / "checkpoints" / f"{_file_name(policy)}{'' if which == 'last' else '.' + which}.pt"
@@ -201,7 +210,7 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
     saved = read_json(path) if os.path.lexists(path) else {}
     steps = saved.get("steps", {})
     counts = steps.values() if isinstance(steps, dict) else [None]
-    integers = *counts, saved.get("skips", 0)
+    integers = *counts, saved.get("skips", 0), saved.get("evaluated", 0)
     kinds = [(saved.get("time_s", 0.0), (int, float)), *((number, (int,)) for number in integers)]
     if not all(type(number) in kind and 0 <= number < 2**63 for number, kind in kinds):  # must fit into shared counters
         raise ValueError(f"{str(path)!r}: expected time_s and steps, a number for each worker, got {brief(saved)}")
@@ -262,13 +271,9 @@ def _make_directory(path: str | Path | None, runs: str | Path, undo: ExitStack) 
     """Makes a run's directory and its folders; without a path, names the directory by date and time."""
     if path is None:
         root = next(root for root in dated_paths(runs) if _make(root, undo))
-    elif (root := absolute(path)).exists() and not root.is_dir():
-        raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
     else:
+        check_unused(root := absolute(path))
         _make(root, undo)
-    if holds_files(root):
-        content = "a run" if (root / "config.json").exists() else "files"
-        raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds {content}")
     (root / "checkpoints").mkdir(mode=0o755)  # if two runs race for the directory, one fails here
     undo.callback(_remove_contents, root)
     (root / "logs").mkdir(mode=0o755)

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from ..processes import Metric
 from .callback import Stop
 from .events import EvaluationEvent, Event, Events
 
+SILENT = 10  # further values of an agent or policy after which others that have none are not waited for
 ROWS = 1000  # number of metrics after which a warning says that the condition's metric has not come
 
 log = logging.getLogger(__name__)
@@ -20,13 +21,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class StopConditions:
-    """Decides whether a run has met one of its stop conditions."""
+    """Decides whether a run has met one of its stop conditions.
+
+    `groups` are the run's agents and its policies: one group has the names that may report the condition's metric.
+    """
 
     config: StopConfig
+    groups: Collection[Collection[str]] = ()
 
     def __post_init__(self) -> None:
         self._episodes = Counter[str]()
         self._windows: dict[str, deque[float]] = {}  # by agent or policy
+        self._counts = Counter[str]()  # of the windows' values so far
         self._best, self._best_step = -math.inf, 0  # the metric's best value (negated with `minimize`) and its step
         self._known = dict[str, str]()  # other metrics before the condition's first one: an agent by name
         self._rows = 0
@@ -42,13 +48,23 @@ class StopConditions:
                 return Stop(f"stop.episodes: {self._episodes[metric.agent]:,} episodes have ended")
         watched = config.watches(metric.agent, metric.name)
         if watched:
+            if metric.agent not in self._windows:
+                self._best = -math.inf  # means without this agent or policy are no measure for those with it
             self._windows.setdefault(metric.agent, deque(maxlen=config.values)).append(metric.value)
+            self._counts[metric.agent] += 1
         elif config.judges and not self._windows and self._rows < ROWS:
             self._expect_metric(metric, evaluated=isinstance(event, EvaluationEvent))
-        complete = isinstance(event, EvaluationEvent) if config.of_evaluation else watched
+        complete = isinstance(event, EvaluationEvent) if config.of_evaluation else watched and self._all_came(metric)
         if complete and self._windows and all(len(window) == config.values for window in self._windows.values()):
             return self._judged(metric.step)
         return None
+
+    def _all_came(self, metric: Metric) -> bool:
+        """Whether all agents or policies that may report this metric have done so, or seem not to report it at all."""
+        if self._counts[metric.agent] >= self.config.values + SILENT:
+            return True
+        group = next((group for group in self.groups if metric.agent in group), ())
+        return all(name in self._windows for name in group if self.config.watches(name, metric.name))
 
     def _expect_metric(self, other: Metric, evaluated: bool) -> None:
         """Warns once if the condition's metric, perhaps misspelt, has not come for long; names metrics that came."""

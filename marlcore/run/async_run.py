@@ -34,7 +34,9 @@ def run_role(name: str, spec: RunSpec, memory: Memory, attempt: int) -> None:
         kind = roles.EvaluatorRole if name == EVALUATOR else roles.LearnerRole
     if not spec.acts_compiled:
         import torch  # noqa: F401
-    if not roles.settle_torch(spec.config, name, attempt):  # the environment may still import it
+    with closing(Control.attach(memory.control)) as control:
+        settled = roles.settle_torch(spec.config, name, control, attempt)
+    if not settled:  # the environment may still import torch
         os.environ.setdefault("OMP_NUM_THREADS", str(spec.config.learner.threads))
     with closing(kind(name, spec, memory, attempt)) as role:
         role.work()

@@ -15,7 +15,7 @@ from ..config import EVALUATOR, AssignedPolicy, Config, StopConfig, actor_names,
 from ..declared import changed
 from ..interfaces import ReplaySource
 from ..loops import PolicyModel, build_model
-from ..processes import SKIPS, STEPS, Control
+from ..processes import SKIPS, STEPS, UPDATES, Control
 from ..record import (
     NO_COUNTS,
     Hold,
@@ -159,6 +159,7 @@ class ResumedRun(NewRun):
         directory.csv.resume_at(control.steps)
         if EVALUATOR in control.workers:
             control.workers[EVALUATOR].store(SKIPS, saved.get("skips", 0))
+            control.workers[EVALUATOR].store(UPDATES, saved.get("evaluated", 0))
         return float(saved.get("time_s", 0.0))
 
 

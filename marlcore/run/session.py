@@ -9,7 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..config import EVALUATOR, AssignedPolicy, actor_names, crews, node_names
+from ..config import BOTH, EVALUATOR, AssignedPolicy, actor_names, crews, node_names
 from ..evaluation import save_policies
 from ..interfaces import ReplaySource
 from ..notices import say
@@ -41,7 +41,9 @@ class Session:
         self.described = beginning.described
         algorithms = ", ".join(dict.fromkeys(type(policy.algorithm).__name__ for policy in self.spec.policies))
         self.title = f"{self.described['env']}, {algorithms}, seed {config.seed}"
-        conditions = StopConditions(config.stop)
+        agents = {agent for policy in self.spec.policies for agent in policy.agents}
+        learning = {agent for agent in agents if config.self_play.side in (BOTH, agent)}
+        conditions = StopConditions(config.stop, (learning, self.spec.names))
         self.directory = beginning.open(stack, conditions)
         here = stack, self.spec, self.directory
         cluster = partial(Cluster, *here, self.described["env"], self.interrupts)

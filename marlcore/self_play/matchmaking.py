@@ -60,7 +60,7 @@ def pool_odds(config: SelfPlayConfig, standings: Standings) -> NDArray[np.float6
         losses = 1.0 - rates
         weights = (losses / losses.max()) ** config.power  # the largest is 1, so that no power makes all weights 0
     elif config.draw == "recent":
-        weights = np.arange(len(rates), 0, -1) ** -config.power
+        weights = np.arange(len(rates), 0, -1.0) ** -config.power  # NumPy refuses negative powers of ints
     elif config.draw == "variance":
         weights = rates * (1.0 - rates)
     elif config.draw == "rating":

@@ -96,7 +96,9 @@ def make_anchors(
             assert device is not None  # a run with such anchors acts by torch
             model = build_model(policy, config)
             expected = f"self_play.anchors: expected a checkpoint of {policy.name}'s network"
-            load_opponent(source, model, expected, own_name=False)  # users copy checkpoints under other names
+            state = load_opponent(source, model, expected, own_name=False)  # users copy checkpoints under other names
+            if model.norm is None and state.get("norm") is not None:
+                raise ValueError(f"{expected}, got {reference!r}, for normalized observations; learner.obs_norm is off")
             network = TorchNetwork(policy.algorithm, model.to(device).acting, device)
             anchors.append(partial(ActingPolicy, network, policy.spaces, copies, config.replay.pad, generator))
         else:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from processes import until
+from random_play import child_seeds
 from refused import check_refused
 from seams import undrawn
 from whole_runs import LONG, Runs, change_checkpoint, checkpoint, history, kill, metrics_of, past, updating
@@ -20,6 +21,7 @@ from whole_runs import LONG, Runs, change_checkpoint, checkpoint, history, kill,
 import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.config import EVALUATOR
+from marlcore.evaluation import LoadedPolicy
 from marlcore.run import async_run, roles
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -113,6 +115,15 @@ def test_an_evaluation_repeats_under_its_seed(run_dir: Path) -> None:
     assert set(outcome.lengths[AGENT]) <= {5, 6, 7, 8, 9}
     explored, again = (mc.evaluate(run_dir, 10, envs=4, seed=3, explore=True) for _ in range(2))
     assert explored.returns[AGENT].tolist() == again.returns[AGENT].tolist() != outcome.returns[AGENT].tolist()
+
+
+def test_policies_draw_other_numbers_than_environments(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds, player = list[int](), LoadedPolicy.player
+    monkeypatch.setattr(
+        LoadedPolicy, "player", lambda policy, *given: seeds.extend(given[1:2]) or player(policy, *given)
+    )
+    mc.evaluate(run_dir, 2, seed=3)
+    assert len(seeds) == 1 and seeds[0] not in child_seeds(3, 2)
 
 
 class Walker:
@@ -300,15 +311,29 @@ def test_each_evaluation_that_falls_due_is_made_or_counted(
     assert (f"evaluation: {skipped:g} evaluations, due every 125 steps, were skipped" in caplog.text) == (not wait)
 
 
-def test_a_restarted_evaluator_goes_on_counting_what_it_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("keep", [3, 0])
+def test_a_restarted_evaluator_goes_on_counting_what_it_skips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int
+) -> None:
     """Each evaluation starts a new evaluator, and two evaluations fall due in a round."""
     finish = roles.EvaluatorRole.finish
     anew = lambda worker, *args, **final: (finish(worker, *args, **final), worker.build())[0]  # noqa: E731
     monkeypatch.setattr(roles.EvaluatorRole, "finish", anew)
-    changes = {"evaluation": {"interval": 1, "episodes": 1}, "learner": {"warmup": 1, "publish_interval": 1}}
+    changes = {
+        "evaluation": {"interval": 1, "episodes": 1, "keep": keep},
+        "learner": {"warmup": 1, "publish_interval": 1},
+    }
     path = train(tmp_path, Corridor, DQN, total_steps=24, updates_per_step=1.0, **changes).run_dir
     counts = [count for _, count in evaluations(path, "eval_skipped")]
-    assert len(counts) > 3 and counts == sorted({*counts})
+    assert len(counts) > 3 and counts == sorted({*counts}) and counts[-1] + len(counts) == 24
+
+
+@pytest.mark.parametrize("before", [{"keep": 0}, {"interval": 0}])
+def test_a_resumed_run_counts_no_evaluation_twice(tmp_path: Path, before: dict[str, int]) -> None:
+    """Nor one that was not due before; no checkpoint tells the last evaluation."""
+    train(tmp_path, Corridor, DQN, evaluation={**before})
+    path = train(tmp_path, Corridor, DQN, total_steps=800, resume=True, evaluation={"keep": 0}).run_dir
+    assert {value for _, value in evaluations(path, "eval_skipped")} == {0}
 
 
 @LONG

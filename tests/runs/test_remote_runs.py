@@ -57,6 +57,8 @@ def test_an_address_has_the_whole_run_and_it_goes_on_from_there(memory: Any) -> 
     assert more.run_dir != first.run_dir and held(memory) == of(more.run_dir)
     assert 600 <= steps_of(more.run_dir) < 604 and metrics_of(more.run_dir)[: len(rows)] == rows
     assert checkpoint(more.run_dir)["version"] > before["version"]
+    last = train(total_steps=700, resume=ADDRESS)
+    assert "checkpoints/agent_0.replay" not in held(memory) and held(memory) == of(last.run_dir)
 
 
 def test_a_directory_is_an_address_too(memory: Any, tmp_path: Path) -> None:
@@ -106,6 +108,14 @@ def test_a_checkpoint_there_is_never_newer_than_its_replay(memory: Any, tmp_path
         copy.push()
         assert held(memory) == {"a.pt": b"1", "a.replay": b"1"}
         copy._path = None
+
+
+def test_what_is_not_the_runs_own_stays_there(memory: Any, tmp_path: Path) -> None:
+    for name in (".note", "old"):
+        memory.pipe_file(f"/bucket/demo/{name}", b"1")
+    with RemoteCopy(ADDRESS, new=False) as copy:
+        copy.follow(tmp_path)
+    assert held(memory) == {".note": b"1"}
 
 
 def test_a_place_that_was_removed_is_told_and_filled_again(memory: Any, tmp_path: Path) -> None:

@@ -57,6 +57,15 @@ def test_bad_input_is_refused_before_a_table_is_shown(tmp_path: Path, capfd: pyt
     assert capfd.readouterr().err == "" and not any(tmp_path.iterdir())
 
 
+def test_a_seed_whose_directory_is_in_use_is_refused_before_the_first_run(tmp_path: Path) -> None:
+    config, used = runs.configured(tmp_path, mode="serial"), tmp_path / "run" / "seed-1"
+    used.mkdir(parents=True)
+    (used / "notes").touch()
+    says = f"run_dir: expected a new or empty directory, got {str(used)!r}, which holds files"
+    check_refused(lambda: mc.train_seeds(HUNT, "dqn", config, [0, 1], progress=False), ValueError, says)
+    assert [*used.parent.iterdir()] == [used]
+
+
 @LONG
 def test_ctrl_c_stops_all_seeds(tmp_path: Path) -> None:
     folders = [tmp_path / "all" / f"seed-{seed}" for seed in (0, 1)]

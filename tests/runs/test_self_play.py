@@ -301,6 +301,10 @@ def test_an_opponent_of_another_network_is_refused(tmp_path: Path) -> None:
     other = partial(train, tmp_path / "other", Marking(2), self_play=anchored)
     check_refused(other, ValueError, "self_play.anchors: expected a checkpoint of main's network, got ")
     assert not (tmp_path / "other" / "run").exists()
+    normed = train(tmp_path / "normed", total_steps=200, self_play=pool, learner={"obs_norm": "running"}).run_dir
+    anchored = replace(pool, anchors={str(normed / "checkpoints" / "main.pt"): 0.5})
+    other = partial(train, tmp_path / "other", self_play=anchored)
+    check_refused(other, ValueError, "main.pt', for normalized observations; learner.obs_norm is off")
     acting = torch.load(saved, weights_only=True)["acting"]
     change_checkpoint(saved, acting={**acting, "model.mark": torch.zeros(2)})
     again = partial(train, tmp_path, total_steps=800, self_play=pool, resume=True)

@@ -1,6 +1,7 @@
 """Runs that end before they have taken all steps: a callback or a stop condition of the settings asked for it."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +137,11 @@ def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def met_at(config: StopConfig, *values: float | tuple[str, float], name: str = "episode_return") -> int | None:
+def met_at(
+    config: StopConfig, *values: float | tuple[str, float], name: str = "episode_return", groups: tuple[str, ...] = ()
+) -> int | None:
     """The place of the first value that meets a condition; each comes 10 steps and a second after the one before."""
-    conditions = StopConditions(config)
+    conditions = StopConditions(config, groups)
     for i, value in enumerate(values):
         agent, number = value if isinstance(value, tuple) else ("a", value)
         if conditions.take(Metric(float(i), 10 * i, agent, name, number)):
@@ -150,6 +153,8 @@ def met_at(config: StopConfig, *values: float | tuple[str, float], name: str = "
     return None
 
 
+of_two = partial(met_at, name="loss", groups=("ab", "c"))
+LATE = StopConfig(metric="loss", minimize=True, patience=20)
 OF_EVALUATIONS, BOTH = StopConfig(metric="eval_return", threshold=3), [("b", 9), ("a", 9)]
 MET: dict[str, tuple[Callable[[], int | None], int | None]] = {
     "nothing is asked": (lambda: met_at(StopConfig(), 1, 2, 3), None),
@@ -167,6 +172,11 @@ MET: dict[str, tuple[Callable[[], int | None], int | None]] = {
     "NaN": (lambda: met_at(StopConfig(threshold=3, window=1), float("nan"), 3), 1),
     "no improvement": (lambda: met_at(StopConfig(patience=20, window=1), 1, 2, 2, 1), 3),
     "improvements": (lambda: met_at(StopConfig(patience=20, window=1), 1, 2, 2, 3, 3), None),
+    "not before all came": (lambda: of_two(StopConfig(metric="loss", threshold=3), ("a", 9), ("b", -9), ("b", -3)), 2),
+    "nor the best before": (lambda: of_two(LATE, ("a", 1), ("b", 9), ("a", 2), ("b", 7), ("a", 3)), None),
+    "the best of fewer": (lambda: met_at(LATE, 1, ("b", 9), ("b", 8), ("b", 7), name="loss"), None),
+    "one is silent": (lambda: of_two(StopConfig(metric="loss", threshold=3), *[("a", 9)] * 20), 10),
+    "one of two": (lambda: of_two(StopConfig(metric="b/loss", threshold=3), ("b", 3)), 0),
     "a small improvement": (lambda: met_at(StopConfig(patience=20, window=1, min_delta=1), 1, 1.5, 2), 2),
 }
 

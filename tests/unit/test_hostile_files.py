@@ -116,6 +116,7 @@ SETTINGS = {
         "seed: 1\nlearner: {lr: 1}\nseed: 2",
         "expected each key once, got 'seed' in \"<unicode string>\", line 3",
     ),
+    "a flag of YAML 1.1": ("replay: {save: yes}", "replay.save: expected True or False, got 'yes'"),
     "a number of base 60": ("total_steps: 1:30:00", "total_steps: expected an integer of at least 1, got '1:30:00'"),
     "a long name": (f"? {'x' * 10**6}\n: 1", f"unknown setting {'x' * 197}..."),
 }

@@ -58,7 +58,7 @@ class ActorRole(Role):
         had_torch = "torch" in sys.modules
         self.env = env = checked(self.hold(vectorize(spec.env_fn, config.actor.envs)))
         if not had_torch:  # only the environment uses it
-            settle_torch(config, self.name, self.attempt)
+            settle_torch(config, self.name, self.control, self.attempt)
         self.policies = [self._policy(policy) for policy in spec.policies]
         by_policy = [self._seats(policy, *acts) for policy, acts in zip(spec.policies, self.policies, strict=True)]
         learning = np.zeros(env.copies, np.int64)  # in a league: the index of the policy that learns in each copy

@@ -20,7 +20,7 @@ from ...loops import (
     play_in_common,
     run_seed,
 )
-from ...processes import BEGUN, DONE, EPISODES, READY, SKIPS
+from ...processes import BEGUN, DONE, EPISODES, READY, SKIPS, UPDATES
 from ...record import EVALUATION_S, SKIPPED, KeptCheckpoints
 from ...self_play import OpponentGames, Opponents, own_first
 from ...weights import ParameterStore
@@ -48,8 +48,9 @@ class EvaluatorRole(Role):
         settings = config.evaluation
         begins = partial(self.counters.store, BEGUN)
         evaluator = Evaluator(candidates, play, settings.interval, lambda: self.steps, settings.seconds, begins=begins)
-        evaluator.skipped = self.counters.load(SKIPS)
-        self.counters.store(BEGUN, max(self.counters.load(BEGUN), evaluator.last))  # SKIPS and BEGUN outlive a restart
+        evaluator.skipped = self.counters.load(SKIPS)  # the counters outlive a restart
+        evaluator.last = max(evaluator.last, self.counters.load(UPDATES))
+        self.counters.store(BEGUN, max(self.counters.load(BEGUN), evaluator.last))
         self._evaluator = evaluator
 
     def _league_games(self, candidates: list[Candidate], seed: Callable[[int], int]) -> Games:
@@ -88,6 +89,7 @@ class EvaluatorRole(Role):
 
         began = time.monotonic()
         played = self._evaluator.evaluate(goes_on_with_a_beat, final)
+        self.counters.store(UPDATES, self._evaluator.last)
         if played:
             step = max(candidate.step for candidate in self._evaluator.candidates)
             self.counters.store(SKIPS, self._evaluator.skipped)

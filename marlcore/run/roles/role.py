@@ -15,7 +15,7 @@ from ...closing import ClosedAfterError
 from ...config import EVALUATOR, Config
 from ...envs import RunStep, RunStepProvider
 from ...loops import run_seed
-from ...processes import BEGUN, Control, Telemetry, WorkerBase, fitting_name
+from ...processes import BEGUN, STEPS, Control, Telemetry, WorkerBase, fitting_name
 from ..memory import Memory
 from ..spec import RunSpec
 
@@ -27,12 +27,13 @@ WAIT_S = 0.1  # seconds between a worker's checks whether the parent stops it
 HELD_S = 0.01  # seconds between checks whether an awaited evaluation has begun
 
 
-def settle_torch(config: Config, name: str, attempt: int) -> bool:
+def settle_torch(config: Config, name: str, control: Control, attempt: int) -> bool:
     """Seeds torch and sets its number of threads for a worker; returns False if torch is not imported yet."""
     torch_here = sys.modules.get("torch")
     if torch_here:
         torch_here.set_num_threads(config.learner.threads)
-        torch_here.manual_seed(run_seed(config, f"torch-{name}", 0, attempt - 1))
+        begin = attempt - 1 + control.workers[name].load(STEPS)  # a resumed run counts attempts from 1 again
+        torch_here.manual_seed(run_seed(config, f"torch-{name}", 0, begin))
     return torch_here is not None
 
 

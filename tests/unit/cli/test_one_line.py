@@ -23,6 +23,12 @@ def test_a_key_without_a_value_is_left_out_but_null_is_none(tmp_path):
     assert (config.updates_per_step, config.learner.threads) == (None, Config().learner.threads)
 
 
+def test_only_true_and_false_are_flags(tmp_path):
+    (tmp_path / "settings.yaml").write_text("learner: {obs_norm: off}\nreplay: {save: true}\nstop: {metric: No}")
+    config = read_settings(tmp_path / "settings.yaml").config
+    assert (config.learner.obs_norm, config.replay.save, config.stop.metric) == ("off", True, "No")
+
+
 def test_a_schedule_of_many_brackets_is_refused():
     for text in ("linear(" + "-" * 90_000 + "1)", "linear(" + "[" * 90_000):
         with pytest.raises(ValueError, match=r"^epsilon: expected linear.start, .*, got 'linear\(") as caught:

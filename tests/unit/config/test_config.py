@@ -3,8 +3,9 @@
 import json
 import math
 import pickle
-from dataclasses import FrozenInstanceError, fields, is_dataclass
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -87,6 +88,15 @@ def test_the_runs_epsilon_is_not_of_algorithms_with_their_own() -> None:
     assert epsilons(apart, policies) == {"a": own["a"], "b": 0.2}
 
 
+def test_replays_differ_in_what_a_policy_may_have_for_itself(tmp_path: Path) -> None:
+    run = mc.ReplayConfig(
+        path=str(tmp_path), durable=True, stack=2, pad="zero", clear_at_stage=True, mixture={"a": 1.0}
+    )
+    own = mc.ReplayConfig(capacity=5000, prioritized=True, hindsight="final")
+    config = mc.Config(replay=run, replays={"guard": own})
+    assert config.of("guard").replay == replace(run, capacity=5000, prioritized=True, hindsight="final")
+
+
 def test_every_setting_has_a_range_or_is_checked_later() -> None:
     assert hints_of(mc.Config).keys() == WRONG.keys() | LATER
 
@@ -139,7 +149,7 @@ RED = dict.fromkeys(SPACES, "red")
 COMPILED = {"engine": "compiled", "compile": "default"}
 A_LEAGUE = {"self_play": mc.SelfPlayConfig(pool=1, roles={"main": "main"}), "cluster": mc.ClusterConfig("auto")}
 RAMP = {"stages": (5,), "stage_names": ("ramp",), "replay": mc.ReplayConfig(clear_at_stage=("rmp",))}
-NO_PROBABILITIES = 1.5, -0.1, "linear(0.5, 2, 10)"
+NO_PROBABILITIES = 1.5, -0.1, "linear(0.5, 2, 10)", "piecewise([(0, 0.5), (5, 2), (9, 0.5)])"
 NO_SCHEDULE = "epsilon: expected a number, a schedule or a function"
 REFUSED: dict[str, Refused] = {
     "no name": assigned("expected the name of a policy for agent_0, got 3", lambda agent: 3, error=TypeError),
@@ -153,7 +163,9 @@ REFUSED: dict[str, Refused] = {
     "equal names": self_play("anchors: expected names that differ in their la", anchors={"a:weak": 0.1, "b:weak": 0.1}),
     "share": self_play("anchors arena:weak: expected a probability, got -0.1 from", anchors={"arena:weak": -0.1}),
     "draw": self_play("draw: expected uniform, recent, pfsp, variance, rating, or module:name of a fu", draw="best"),
-    "no league": self_play("pool: expected at least 1 when roles are set, got 0", pool=0, roles={"main": "main"}),
+    "no league": self_play("roles: expected {} without a pool, got {'main': 'main'}", pool=0, roles={"main": "main"}),
+    "anchors alone": self_play("anchors: expected {} without a pool, got {'arena:weak': ", pool=0),
+    "a side alone": self_play("side: expected both without a pool, got 'left'", pool=0, anchors={}, side="left"),
     "no main policy": self_play("roles: expected a policy of the role main, got", roles={"a": "main_exploiter"}),
     "a role": self_play("league_exploiter for 'a', got 'mainn'; did you mean main?", roles={"a": "mainn"}),
     "a league on a cluster": made(mc.Config, "self_play.roles: expected none", **A_LEAGUE),

@@ -36,12 +36,12 @@ def elsewhere(tmp_path, monkeypatch):
 def test_every_path_is_absolute_before_an_environment_is_made(elsewhere, tmp_path):
     here = tmp_path / "here"
     (here / "replays").mkdir()
-    league = SelfPlayConfig(anchors={"old.pt": 0.1, "bots:Bot": 0.1})
-    config = mc.Config(run_dir="run", mode="serial", replay=ReplayConfig(path="replays"), self_play=league)
+    league = mc.Config(self_play=SelfPlayConfig(pool=1, anchors={"old.pt": 0.1, "bots:Bot": 0.1})).with_absolute_paths()
+    assert list(league.self_play.anchors) == [str(here / "old.pt"), "bots:Bot"]
+    config = mc.Config(run_dir="run", mode="serial", replay=ReplayConfig(path="replays"))
     checked = Launch.checked(elsewhere, "dqn", config, resume=here / "run").spec
     assert Path.cwd() == tmp_path / "elsewhere"
     assert (checked.config.run_dir, checked.config.replay.path) == (str(here / "run"), str(here / "replays"))
-    assert list(checked.config.self_play.anchors) == [str(here / "old.pt"), "bots:Bot"]
     os.chdir(here)
     resumed = Launch.checked(elsewhere, "dqn", replace(config, run_dir=None), resume="earlier")
     assert resumed.resume == here / "earlier"

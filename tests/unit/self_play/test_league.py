@@ -51,7 +51,7 @@ def by_games(rates: Any, games: Any) -> Any:
     return games
 
 
-@pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 3.5])
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 3.5, 2])
 @pytest.mark.parametrize(
     ("draw", "weight"),
     [
