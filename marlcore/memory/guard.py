@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from ..errors import StaleHandle, UsedByTwoThreads
 from .files import File
+from .native import lib
 
 _PAUSE_S = 1e-4
 
@@ -17,7 +18,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 Inside: TypeAlias = dict[int, Callable[[], None] | None]  # the threads in guarded methods; see `one_thread`
 _FORKED = 0  # no thread's id: the key in `inside` of the function that makes an object usable after a fork
 _forkable: weakref.WeakSet[Any] = weakref.WeakSet()
-_forks = 0  # of this process; a forked child continues its parent's count
 
 
 def one_thread(method: F) -> F:
@@ -77,7 +77,7 @@ def _refuse_torn() -> None:
 
 def child_number() -> int:
     """Returns, in a forked child, a number that none of its siblings has: the number of forks up to its own."""
-    return _forks
+    return int(lib.mc_forks())
 
 
 def invalidate_after_fork(thing: Any) -> None:
@@ -90,9 +90,6 @@ def _after_fork() -> None:
         thing.forked()
 
 
-def _before_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+# C functions, so that there is no instruction at which a handler could raise instead: see forks.c
+os.register_at_fork(before=lib.mc_fork_begin, after_in_parent=lib.mc_fork_end, after_in_child=_after_fork)
+os.register_at_fork(after_in_child=lib.mc_fork_end)
