@@ -425,7 +425,7 @@ class ReplayBuffer(TransitionLanes):
         """
         self._segment.check_open()
         native = self._mapped.native
-        if not native.cleared():
+        if not native.cleared()[0]:
             return native.all_transitions()
         lo, hi = np.zeros((2, self.lanes), np.int64)
         return count_transitions(self._mapped, lo, hi, native.windows(lo, hi))
