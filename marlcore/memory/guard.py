@@ -3,7 +3,7 @@
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
 from typing import Any, TypeAlias, TypeVar, cast
@@ -15,7 +15,7 @@ from .native import lib
 _PAUSE_S = 1e-4
 
 F = TypeVar("F", bound=Callable[..., Any])
-Inside: TypeAlias = dict[int, Callable[[], None] | None]  # the threads in guarded methods; see `one_thread`
+Inside: TypeAlias = dict[int, Any]  # the threads in guarded methods, each with what its call's end lets go
 _FORKED = 0  # no thread's id: the key in `inside` of the function that makes an object usable after a fork
 _forkable: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -46,12 +46,18 @@ def one_thread(method: F) -> F:
     return cast(F, guarded)
 
 
-def close_when_alone(claim: File, inside: Collection[int]) -> None:
-    """Waits until no other thread is in a guarded method, then closes the claim that these methods need."""
+def close_when_alone(claim: File, inside: Inside) -> None:
+    """Waits until no other thread is in a guarded method, then closes the claim that these methods need.
+
+    In a signal handler that interrupts such a method, the claim closes when the method ends, however it does.
+    """
     me = get_ident()
     while claim.fd >= 0 and any(thread not in (me, _FORKED) for thread in [*inside]):  # in a forked child it is closed
         time.sleep(_PAUSE_S)
-    claim.close()
+    if me in inside:
+        inside[me] = claim.closer()
+    else:
+        claim.close()
 
 
 def let_in(used: Any) -> None:
