@@ -235,6 +235,15 @@ void mc_mapping_close(struct mc_mapping *mapping);
  * mapping's place, so that the child neither holds the file's locks nor changes the file. 0, -errno. */
 int mc_mapping_detach(struct mc_mapping *mapping, int fd);
 
+/* ---- forks: what a process calls around each fork of itself ---- */
+
+/* Before a fork. Counts it, and keeps this thread's signals back, in the child too, until mc_fork_end. */
+void mc_fork_begin(void);
+/* The same thread, in the parent and in the child. */
+void mc_fork_end(void);
+/* The forks of this process up to now; a child continues its parent's count. */
+int64_t mc_forks(void);
+
 /* ---- locks: the kernel releases them when their holder dies ---- */
 
 /* Locks one byte for an open file description. 0, -EAGAIN if another one holds it, -errno. */

@@ -11,6 +11,7 @@ PARTS = [
     "dense",
     "draws",
     "files",
+    "forks",
     "futex",
     "lane",
     "locks",

@@ -63,6 +63,10 @@ class File(Closing):
         """Closes the file and removes its name; may be repeated. Raises OSError if the name remains."""
         _raise_os_error(lib.mc_file_close(self.raw), self.name)
 
+    def closer(self) -> object:
+        """Returns an object whose last reference closes the file, in C, where no exception comes between."""
+        return ffi.gc(self.raw, lib.mc_file_close)
+
     def forked(self) -> None:
         """Closes the descriptor in a forked child; the parent keeps its locks."""
         self.close()

@@ -3,21 +3,21 @@
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
 from typing import Any, TypeAlias, TypeVar, cast
 
 from ..errors import StaleHandle, UsedByTwoThreads
 from .files import File
+from .native import lib
 
 _PAUSE_S = 1e-4
 
 F = TypeVar("F", bound=Callable[..., Any])
-Inside: TypeAlias = dict[int, Callable[[], None] | None]  # the threads in guarded methods; see `one_thread`
+Inside: TypeAlias = dict[int, Any]  # the threads in guarded methods, each with what its call's end lets go
 _FORKED = 0  # no thread's id: the key in `inside` of the function that makes an object usable after a fork
 _forkable: weakref.WeakSet[Any] = weakref.WeakSet()
-_forks = 0  # of this process; a forked child continues its parent's count
 
 
 def one_thread(method: F) -> F:
@@ -46,12 +46,18 @@ def one_thread(method: F) -> F:
     return cast(F, guarded)
 
 
-def close_when_alone(claim: File, inside: Collection[int]) -> None:
-    """Waits until no other thread is in a guarded method, then closes the claim that these methods need."""
+def close_when_alone(claim: File, inside: Inside) -> None:
+    """Waits until no other thread is in a guarded method, then closes the claim that these methods need.
+
+    In a signal handler that interrupts such a method, the claim closes when the method ends, however it does.
+    """
     me = get_ident()
     while claim.fd >= 0 and any(thread not in (me, _FORKED) for thread in [*inside]):  # in a forked child it is closed
         time.sleep(_PAUSE_S)
-    claim.close()
+    if me in inside:
+        inside[me] = claim.closer()
+    else:
+        claim.close()
 
 
 def let_in(used: Any) -> None:
@@ -77,7 +83,7 @@ def _refuse_torn() -> None:
 
 def child_number() -> int:
     """Returns, in a forked child, a number that none of its siblings has: the number of forks up to its own."""
-    return _forks
+    return int(lib.mc_forks())
 
 
 def invalidate_after_fork(thing: Any) -> None:
@@ -90,9 +96,6 @@ def _after_fork() -> None:
         thing.forked()
 
 
-def _before_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+# C functions, so that there is no instruction at which a handler could raise instead: see forks.c
+os.register_at_fork(before=lib.mc_fork_begin, after_in_parent=lib.mc_fork_end, after_in_child=_after_fork)
+os.register_at_fork(after_in_child=lib.mc_fork_end)

@@ -97,7 +97,7 @@ class NativeLanes:
         first, at = geometry.counters_offset(0), geometry.counters_offset(-geometry.first) + 8 * _CLEARS
         self._lines, self._clears = Words(body[first : first + LINE * self.count]), Words(body[at : at + 8])
         self._glance = body[at : at + 8].data.cast("q")  # the same word, without a call
-        self.floors, self._cleared = np.zeros(self.count, np.int64), 0  # as of the last look
+        self._cleared = 0, np.zeros(self.count, np.int64)  # what `cleared` returned last, in any thread
 
         @lru_cache(_LANES_KEPT)
         def nth(lane: int) -> Any:
@@ -186,7 +186,7 @@ class NativeLanes:
     def windows(self, lo: Ints, hi: Ints) -> Callable[[], int]:
         """Returns a function that fills lo and hi, int64 [lanes], with each lane's range [lo, hi) of whole tickets.
 
-        The function returns what `cleared` returns.
+        The function returns the number of clears.
         """
         low, high, clears = pointer_to(lo, "int64_t[]"), pointer_to(hi, "int64_t[]"), self._glance
         own, seen = np.zeros(self.count, np.int64), 0
@@ -195,8 +195,8 @@ class NativeLanes:
         def fill() -> int:
             nonlocal seen
             if clears[0] != seen:
-                seen = self.cleared()
-                own[:] = self.floors
+                number, own[:] = self.cleared()
+                seen = number  # last: after an interrupt, the next call looks again
             code = lib.mc_lanes_window(self.raw, self.count, low, high)
             if not code and seen:
                 code = lib.mc_windows_raise(self.count, floors, high, low)
@@ -219,13 +219,14 @@ class NativeLanes:
         self._clears.store(0, clears)
         settle()
 
-    def cleared(self) -> int:
-        """Returns the number of clears so far; if it has grown, renews `floors`. No later counter is below a floor."""
-        if self._glance[0] != self._cleared:
-            cleared = self._clears.load(0)
-            self.floors[:] = [self._lines.load(_floor_word(lane, cleared)) for lane in range(self.count)]
-            self._cleared = cleared
-        return self._cleared
+    def cleared(self) -> tuple[int, Ints]:
+        """Returns the number of clears so far, and the floors, int64 [lanes]. No later counter is below its floor."""
+        last = self._cleared
+        if self._glance[0] != last[0]:
+            number = self._clears.load(0)
+            floors = [self._lines.load(_floor_word(lane, number)) for lane in range(self.count)]
+            self._cleared = last = number, np.array(floors, np.int64)
+        return last
 
     def validator(self, lane: Ints, lowest: Ints, ok: Bytes) -> Callable[[int], int]:
         """Returns check(n), which sets ok[i] for i < n: to 1 if ticket lowest[i] of lane[i] is whole, otherwise to 0.

@@ -167,15 +167,17 @@ class Segment:
             self._mapping.attach(file.fd)
         self._file, self._closed = file, None
 
-    def verify(self) -> None:
+    def verify(self, waits: int = 0) -> None:
         """Compares a save's body with its checksum, unless a process has locked part of the save to use it in place.
+
+        The first `waits` bytes, 0 in a save, are left out: there, processes announce a wait without a lock.
 
         Raises SegmentCorrupt if they differ.
         """
         self.check_open()
         if self._checksum is None:
             return
-        crc = zlib.crc32(self.body.data)
+        crc = zlib.crc32(self.body[waits:].data, zlib.crc32(bytes(waits)))
         if int(self._checksum[0]) not in (0, crc | SEALED):  # read last: writers set it to 0 first
             raise SegmentCorrupt(f"{self.path}: the content has changed since the save, whose checksum differs")
 

@@ -183,8 +183,8 @@ class TrajectoryReader(Closing):
         """Takes what the next batch lacks, and keeps the batch until `read` returns it."""
         deadline, size, begun = deadline_of(timeout), self._resize(n), self._begun
         memory = begun.memory or self._read_plan.memory()
+        self.check_open()
         while True:
-            self.check_open()
             if not begun.told:
                 self._tell()  # a signal interrupted the last call
             if begun.filled == size:
@@ -193,6 +193,7 @@ class TrajectoryReader(Closing):
                 batch = memory.batch()
                 batch.continues = self._continues(batch)
                 return batch, begun
+            self.check_open()  # behind the return: rows that were taken go to no other reader
             filled, ready, pending = self._rows.copy_whole(memory, self._prepare, begun.first, begun.filled)
             self.stats.lapped = self._rows.lapped
             if filled > begun.filled:
@@ -261,7 +262,10 @@ class TrajectoryReader(Closing):
             raise ClosedError(f"{self._view.segment.path}: the reader was closed")
 
     def close(self) -> None:
-        """Waits until no thread reads; then another reader may continue from here. Repeated calls are harmless."""
+        """Waits until no other thread reads; then another reader may continue from here. Repeated calls are harmless.
+
+        In a signal handler, the queue is free once the `read` that it interrupts has ended.
+        """
         self._closed = True
         self._read_plan.event.notify()  # so that a thread that sleeps in `read` finds the reader closed
         close_when_alone(self._claim, self._inside)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import as_path, brief, check_type
 from ..fixed import fixed
-from ..memory import Segment, claim_clearing
+from ..memory import LINE, Segment, claim_clearing
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
 from ..transitions import Batch, Durable, LaneView, Layout, TransitionLanes, Window, Writer, count_transitions
@@ -121,7 +121,7 @@ class ReplayBuffer(TransitionLanes):
             LayoutMismatch: the save has another spec. SharedMemoryFull: no room for the replay.
         """
         with cls.attach(as_path("path", path).resolve(), spec) as saved:
-            saved._segment.verify()
+            saved._segment.verify(waits=LINE)
             return cls(copy_segment(saved._mapped, name, into, limited))
 
     @classmethod
@@ -425,7 +425,7 @@ class ReplayBuffer(TransitionLanes):
         """
         self._segment.check_open()
         native = self._mapped.native
-        if not native.cleared():
+        if not native.cleared()[0]:
             return native.all_transitions()
         lo, hi = np.zeros((2, self.lanes), np.int64)
         return count_transitions(self._mapped, lo, hi, native.windows(lo, hi))

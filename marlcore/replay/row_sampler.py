@@ -266,8 +266,7 @@ class RowSampler:
     def _too_few(self) -> int:
         """Returns how many more transitions `min_size` needs, at most as many as the lanes have room for."""
         geometry, native = self._view.geometry, self._view.native
-        native.cleared()
-        floor: list[int] = np.maximum(self._plan.floor, native.floors).tolist()
+        floor: list[int] = np.maximum(self._plan.floor, native.cleared()[1]).tolist()
         # Full lanes never hold more, and some of their rows may be boundary rows.
         committed = map(native.committed, range(geometry.lanes))
         room = sum(max(0, geometry.capacity - (count - low)) for count, low in zip(committed, floor, strict=True))
@@ -279,7 +278,7 @@ class RowSampler:
     def _held(self) -> int:
         """Counts the transitions that the lanes hold, without those written before a clear."""
         plan, view = self._plan, self._view
-        if not plan.has_floor and not view.native.cleared():
+        if not plan.has_floor and not view.native.cleared()[0]:
             return view.native.all_transitions()
         return count_transitions(view, plan.windows[LO], plan.windows[HI], plan.read_windows)
 

@@ -46,7 +46,10 @@ class WriterBase(Closing):
             raise self._error_of(-errno.ESHUTDOWN)
 
     def close(self) -> None:
-        """Waits until no other thread is inside an add, then releases the lanes. Repeated calls are harmless."""
+        """Waits until no other thread is inside an add, then releases the lanes. Repeated calls are harmless.
+
+        In a signal handler, the lanes are free once the add that it interrupts has ended.
+        """
         self._native.close()
         close_when_alone(self._claim, self._inside)
 

@@ -117,7 +117,10 @@ class Publisher(Closing):
             self._extras[name][...] = value
 
     def close(self) -> None:
-        """Waits until no other thread publishes, then frees the store for another publisher; the model stays usable."""
+        """Waits until no other thread publishes, then frees the store for another publisher; the model stays usable.
+
+        In a signal handler, the store is free once the `publish` that it interrupts has ended.
+        """
         self._closed = True
         close_when_alone(self._claim, self._inside)
 

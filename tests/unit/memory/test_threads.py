@@ -13,10 +13,21 @@ import pytest
 from meanwhile import Rang, ring
 from refused import check_refused
 
-from marlcore import Field, Mixture, ParameterStore, ReplayBuffer, TrajectoryQueue, TransitionSpec, UsedByTwoThreads
+from marlcore import (
+    ClosedError,
+    Field,
+    LaneBusy,
+    Mixture,
+    ParameterStore,
+    ReplayBuffer,
+    TrajectoryQueue,
+    TransitionSpec,
+    UsedByTwoThreads,
+)
 
 SPEC = TransitionSpec(Field((400,), "int64"), Field((), "int64"))
 ROWS = 3000  # of each thread
+Act = Callable[[], Any]
 
 
 @pytest.fixture
@@ -98,6 +109,57 @@ def test_a_second_thread_is_refused_and_a_later_one_is_not():
             with contextlib.suppress(TimeoutError):  # the queue is empty
                 later.submit(call).result()
             assert not used._inside
+
+
+def end_of(kind: str, things: contextlib.ExitStack) -> tuple[Any, Act, tuple[Any, str], Act]:
+    """Returns an end, a call that uses it, the last function in it before other processes see it, and `open`."""
+    model = {"weight": np.zeros(2)}
+    if kind in ("publisher", "mirror"):
+        home = things.enter_context(ParameterStore.create(model))
+        if kind == "publisher":
+            end = home.publisher(model)
+            return end, end.publish, (end, "_append"), lambda: home.publisher(model)
+        home.publisher(model).publish()
+        mirror = things.enter_context(ParameterStore.create_mirror(home.description))
+        end, row = mirror.mirror_writer(), home.copy_newest(np.copy)[1]
+        return end, lambda: end.put(row), (end._lanes, "appender"), mirror.mirror_writer
+    queue = things.enter_context(TrajectoryQueue.create(SPEC, 100))
+    if kind == "writer":
+        end = queue.writer()
+        return end, lambda: end.add(np.zeros(400, int), 0, 0.0), (end, "_put_action"), queue.writer
+    with queue.writer() as writer:
+        writer.add_batch(np.zeros((9, 400), int), [0] * 9, [0.0] * 9)
+    end = queue.reader(4)
+    return end, end.read, (end._cursor, "move"), lambda: queue.reader(4)
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
+@pytest.mark.parametrize("kind", ["publisher", "mirror", "writer", "reader"])
+def test_a_signals_handler_that_closes_an_end_lets_its_call_finish_alone(kind: str, raises: bool, monkeypatch: Any):
+    with contextlib.ExitStack() as things:
+        end, call, (holder, name), again = end_of(kind, things)
+        last = getattr(holder, name)
+
+        def handle(*_: object) -> None:
+            end.close()
+            check_refused(again, LaneBusy, "living")
+            if raises:
+                raise Rang
+
+        def interrupted(*arguments: Any) -> Any:
+            signal.raise_signal(signal.SIGALRM)
+            return last(*arguments)
+
+        monkeypatch.setattr(holder, name, interrupted)
+        before = signal.signal(signal.SIGALRM, handle)
+        try:
+            with pytest.raises((Rang, ClosedError)) if raises or kind == "writer" else contextlib.nullcontext():
+                call()
+        finally:
+            signal.signal(signal.SIGALRM, before)
+            monkeypatch.undo()
+        check_refused(call, ClosedError, "closed")
+        again().close()
 
 
 def test_an_interrupted_add_leaves_the_writer_to_the_next_one(replay: ReplayBuffer):

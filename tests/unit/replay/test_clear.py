@@ -160,6 +160,36 @@ def test_any_process_may_clear_and_several_take_turns():
         assert child.exitcode == 0 and len(replay) == 0 and not sampler.can_sample()
 
 
+def test_a_late_look_of_another_thread_shows_nothing_that_a_second_clear_hid():
+    """It read the floors of the first clear, and stores them once a reader has looked at those of the second."""
+    with mc.ReplayBuffer.create(TICKETS, 40) as replay:
+        native, reached, go_on = replay._mapped.native, threading.Event(), threading.Event()
+        look, load = native.cleared, native._lines.load
+        late = threading.Thread(target=look)
+
+        def load_late(word):
+            floor = load(word)
+            if threading.current_thread() is late:
+                reached.set()
+                go_on.wait()
+            return floor
+
+        def look_before_the_late_one():
+            seen = look()
+            go_on.set()
+            late.join()
+            return seen
+
+        native._lines.load, native.cleared = load_late, look_before_the_late_one
+        replay.clear()
+        late.start()
+        reached.wait()
+        with replay.writer() as writer:
+            writer.add(0.0, 0, 0.0, terminated=True)
+        replay.clear()
+        assert [*replay.batches(8)] == []
+
+
 def test_a_floor_above_its_lanes_rows_is_refused():
     replay, _ = filled(SPEC, [70, 20], 40)
     with replay:

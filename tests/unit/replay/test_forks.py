@@ -1,19 +1,24 @@
 """Forks: a child's first use of a sampler, a reader or a replay attaches it anew, and draws are the child's own."""
 
 import multiprocessing
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 from mapped import Mapped
+from meanwhile import Rang
+from seams import patch
 from victims import fork, reap
 
 import marlcore as mc
 from marlcore.lazy import is_installed
+from marlcore.memory import guard
 
 SPEC = mc.TransitionSpec(mc.Field(), mc.Field((), "int64"))
 
@@ -122,6 +127,37 @@ def test_a_writer_a_publisher_and_a_prefetch_stay_the_parents(replay):
     assert writer.add(0.0, 0, 0.0) == 100 and publisher.publish() == 1 and gated.add(0.0, 0, 0.0) == 0
     assert rows.row_bytes and end.batch_size == 4
     prefetch.close(), store.close(), limited.close()
+
+
+class Signalled:
+    """The first object that a child makes its own; a signal comes meanwhile."""
+
+    def forked(self) -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+
+def test_a_signal_in_a_forks_hooks_leaves_the_child_no_writer_and_comes_behind_them(replay, monkeypatch):
+    """Python ignores what a handler raises there, and ends the hook."""
+    writer, came = replay.writer(), []
+
+    def handle(signum: int, frame: FrameType) -> None:
+        came.append(frame.f_code.co_name)
+        if came == ["forked"]:
+            raise Rang
+
+    def child() -> None:
+        with pytest.raises(mc.StaleHandle):
+            writer.add(0.0, 0, 0.0)
+        assert came == ["fork"]
+
+    patch(monkeypatch, "memory", _forkable=[Signalled(), *guard._forkable])
+    before, mask = signal.signal(signal.SIGALRM, handle), signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    try:
+        assert in_a_fork(child)
+        assert signal.pthread_sigmask(signal.SIG_SETMASK, mask) == mask | {signal.SIGUSR1}
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not came and writer.add(0.0, 0, 0.0) == 100
 
 
 def test_a_full_lanes_writer_asks_for_no_room_in_a_child():

@@ -22,11 +22,12 @@ from seams import patch, trusting
 from tiers import long_but
 
 import marlcore as mc
-from marlcore.memory import Segment
+from marlcore.memory import LINE, Segment
 from marlcore.transitions import RecordLayout
 
 WORDS = {"in the record": 4, "in a column of its own": 64}
 EPISODE = 7
+WAITS = range(4096, 4096 + LINE)  # a save's bytes that nobody needs
 
 WRITER = """
     import sys
@@ -500,11 +501,22 @@ def test_counters_that_contradict_one_another_are_refused(saved):
             mc.ReplayBuffer.load(saved)
 
 
+def test_a_save_that_a_sampler_looked_at_in_place_is_loaded_and_checked(saved):
+    with mc.ReplayBuffer.attach(saved) as in_place:
+        check_refused(in_place.sampler(256).sample, mc.NotEnoughData, "expected at least 256 transitions, got 5")
+    found = bytearray(saved.read_bytes())
+    assert any(found[at] for at in WAITS), "it announced its wait there"
+    mc.ReplayBuffer.load(saved).close()
+    found[WAITS.stop] ^= 1
+    saved.write_bytes(found)
+    check_refused(lambda: mc.ReplayBuffer.load(saved), mc.SegmentCorrupt, "the content has changed since the save")
+
+
 def test_a_save_with_any_bit_flipped_is_refused(saved):
     whole = saved.read_bytes()
     end = len(whole.rstrip(b"\0"))  # padding follows the checksum
     chance = random.Random(0)
-    for at in [*chance.sample(range(end), 40), end - 1]:
+    for at in [*chance.sample([*{*range(end)} - {*WAITS}], 40), end - 1]:
         damaged = bytearray(whole)
         damaged[at] ^= 1 << chance.randrange(8)
         saved.write_bytes(damaged)
