@@ -524,6 +524,19 @@ def test_unlink_leaves_the_files_of_a_replay_whose_name_is_longer(path: Path) ->
     assert [file.name for file in sorted(path.parent.iterdir())] == [other.name, f"{other.name}@learner.sampler"]
 
 
+def test_unlink_leaves_the_files_of_a_replay_that_took_the_path(path: Path) -> None:
+    earlier = create(path)
+    path.unlink()
+    with create(path) as replay:
+        add(replay, 20)
+        with replay.sampler(8, name="learner") as sampler:
+            sampler.sample()
+        earlier.unlink()
+        earlier.close()
+        earlier.unlink()
+        assert len([*path.parent.iterdir()]) == 2
+
+
 def test_the_floors_of_a_clear_are_on_disk_before_their_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may be on other pages: with the number alone, some lanes would have the floors of an earlier clear."""
     with create(path) as replay:
