@@ -96,8 +96,9 @@ MODELS = (
             "PLEDGE_NOT_ON_DISK",
             "PREDECESSORS_PLEDGE_BELIEVED",
             "PLEDGE_CLEARED_TOO_EARLY",
+            "ENTERED_BEFORE_THE_END",
         ),
-        sizes=(("TICKETS=4",), ("CUTS=2",), ("KILLS=1",)),
+        sizes=(("TICKETS=4",), ("CUTS=2", "KILLS=1")),
     ),
     Model(
         "durable_queue",

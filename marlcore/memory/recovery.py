@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from .watermark import NEWEST, PROMISED, WATERMARK, Mark, Marks, boot_id
 _PAUSE_S = 1e-3
 _COMMITTED, _RESERVED, _PLEDGED, _UPHELD = 0, 1, 4, 5  # words of a lane's counters line: struct mc_counters
 _FLOORS = slice(FLOORS, FLOORS + 2)
+_NO_BOOT = bytes(16)
 
 Bytes = NDArray[np.uint8]
 Seal = Callable[[int], int]  # maps a row's first word to that of an empty row, which may take its place
@@ -62,7 +63,10 @@ def take_flushing(
 
 
 def _recover(body: Bytes, geometry: LaneGeometry, marks: Marks, mark: Mark, held: File, seal: Seal) -> Recovered:
-    """Restores each lane's counters from the last mark, then writes a mark of the present boot."""
+    """Restores each lane's counters from the last mark; a mark of the present boot then lets other processes in.
+
+    Whoever stops this before that mark is whole, the next process does all of it anew, with the same result.
+    """
     first, end = geometry.counters_offset(0), geometry.counters_offset(geometry.lanes)
     counters = body[first:end].view(np.int64).reshape(-1, LINE // 8)
     whole, promised = mark.lanes[WATERMARK], np.maximum(mark.lanes[PROMISED], counters[:, _PLEDGED])
@@ -81,14 +85,16 @@ def _recover(body: Bytes, geometry: LaneGeometry, marks: Marks, mark: Mark, held
     slots[:] = 0
     slots[:, : geometry.kept] = mark.slots
     held.sync()
-    # The pledges stay until the new mark is on disk: the old mark needs them if the machine stops again.
+    # The pledges stay until a mark that needs none is on disk: the old one does if the machine stops again.
     lanes = np.stack([whole, np.where(whole > 0, reserved, geometry.capacity), newest])
-    now = Mark(mark.number + 1, boot_id(), lanes, mark.slots)
+    now = Mark(mark.number + 1, _NO_BOOT, lanes, mark.slots)
     marks.write(now)
     held.sync()
     counters[:, [_PLEDGED, _UPHELD]] = 0
     marks.publish(now)
     marks.fail(False)
+    held.sync()  # orders these words before the mark by which others enter
+    marks.write(replace(now, number=now.number + 1, boot=boot_id()))  # which the flusher syncs before its first
     held_before, rows = np.minimum(whole, geometry.capacity), whole - np.maximum(0, reserved - geometry.capacity)
     return Recovered(int(rows.sum()), int((known - whole).sum()), int((held_before - rows).sum()))
 

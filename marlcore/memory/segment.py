@@ -213,16 +213,18 @@ class Segment:
         """Releases the segment; the kernel unmaps the memory when its last view is gone."""
         self._let_go(ClosedError, "it was closed")
 
-    def unlink(self) -> None:
-        """Removes the segment's name; processes that have mapped the segment keep it. Repeated calls are harmless."""
+    def unlink(self) -> bool:
+        """Removes the segment's name, and returns whether it still had one; processes that have mapped it keep it."""
         if self._closed is None:
-            if not is_descriptor(self.path) and same_file(self._file.fd, self.path):
+            named = not is_descriptor(self.path) and same_file(self._file.fd, self.path)
+            if named:
                 self.path.unlink(missing_ok=True)
-            return
+            return named
         with contextlib.suppress(MarlcoreError):  # the segment is gone, or another file has its name
             again = Segment.attach(self.handle)
-            again.unlink()
-            again.close()
+            with contextlib.closing(again):
+                return again.unlink()
+        return False
 
     def forked(self) -> None:
         """Releases the segment in a forked child. Arrays of its bytes stay valid.

@@ -28,7 +28,8 @@ In a queue, neither a mark nor a pledge promises more tickets than the reader ha
 is at most the ticket that the reader had released, and no row from that ticket on is in doubt.
 
 The page cache lives as long as the kernel. So a mark names the boot of the machine in which it was written: in the same
-boot, the page cache has every committed row, whichever processes were killed.
+boot, the page cache has every committed row, whichever processes were killed. Recovery first puts a mark of no boot on
+disk, which replaces the pledges; its last store, a mark of the present boot, lets other processes in.
 """
 
 import functools
@@ -120,7 +121,7 @@ class Marks:
         return mark if ((whole >= 0) & (whole <= promised) & (promised < TICKETS)).all() else None
 
     def write(self, mark: Mark) -> None:
-        """Overwrites the older mark. The caller must have synced the rows, and must sync the mark's page next."""
+        """Overwrites the older mark. The caller must have synced the rows and the newer mark."""
         self._places[mark.number % 2][:] = np.frombuffer(mark.raw(), np.uint8)
 
     def publish(self, mark: Mark) -> None:

@@ -182,8 +182,11 @@ class CommittedCursor(ReadCursor):
     """A durable queue's ReadCursor: reading moves only `now`; `commit` moves the cursor in shared memory."""
 
     def move(self, cursor: Ints) -> None:
+        """Replaces `now`, and wakes writers who wait for fewer unread transitions, since no release does."""
         self.now[:] = cursor
-        self._words.store(PASSED, int(cursor[inorder.PASSED].sum()))
+        before, passed = self._words.load(PASSED), int(cursor[inorder.PASSED].sum())
+        self._words.store(PASSED, passed)
+        self._room.notify(max(0, passed - before))  # a state's counts may be wrong
 
     def release(self, tickets: Ints) -> None:
         """Makes no room: these rows may have to be read again."""

@@ -432,8 +432,7 @@ class ReplayBuffer(TransitionLanes):
 
     def unlink(self) -> None:
         """Removes the segment's name, and the files of a durable replay's samplers; other processes keep the memory."""
-        super().unlink()
-        if self._durability is not None:
+        if self._segment.unlink() and self._durability is not None:
             unlink_states(self._durability.path)
 
     @classmethod

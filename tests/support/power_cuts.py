@@ -7,7 +7,8 @@ the kernel may write pages back, in any order and in any state; whatever was syn
 stop. Each time the disk's content is attached under another boot: every row that is held must have the bytes that its
 writer gave it, and all rows below the watermark that the flusher published must be accounted for; a queue must hold
 each of them that the reader's last state on disk does not know. The next life of the machine begins with one of these
-disks. The program reports what it counted; its status is 1 if a row was wrong.
+disks, and while a process recovers a replay, a second one comes, which writes if it may. The program reports what it
+counted; its status is 1 if a row was wrong.
 """
 
 import ctypes
@@ -16,10 +17,12 @@ import logging
 import random
 import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -70,6 +73,7 @@ class Machine:
         self.disk = self.memory.copy()
         self.pages = self.memory.size // PAGE
         self.replay: Any = None
+        self.enter: Callable[[], None] = int
         self.state: dict[str, np.ndarray] | None = None
         self.busy = False
 
@@ -86,6 +90,7 @@ class Machine:
             self.cuts.append(Cut(self.disk.copy(), published, self.state))
 
     def sync(self) -> None:
+        self.enter()
         if not self.syncs:
             return
         self.write_back(self.rng.randrange(2 * self.pages))
@@ -106,6 +111,8 @@ class Machine:
             ]
 
     def flush(self) -> None:
+        if self.replay._durability._flushing is None:  # of the second process
+            return
         self.busy = True
         self.replay._durability._flushing.flush()
         self.busy = False
@@ -121,6 +128,14 @@ class NoThread:
         pass
 
 
+class Waits(Exception):
+    """Comes in place of a pause of the second process."""
+
+
+def wait(seconds: float) -> NoReturn:
+    raise Waits
+
+
 class Lives:
     """Lives of the machine, each of which begins with a disk that an earlier one left."""
 
@@ -130,6 +145,7 @@ class Lives:
         self.boot = 0
         replace("memory", Flusher=NoThread, check_keeps=lambda directory: None, boot_id=self.boot_id)
         replace("transitions", Flusher=NoThread, check_keeps=lambda directory: None)
+        recovery.time = SimpleNamespace(sleep=wait)
         File.sync = lambda file: self.machine and self.machine.sync()
         write = watermark.Marks.write
         watermark.Marks.write = lambda marks, mark: self.write_torn(write, marks, mark)
@@ -183,8 +199,10 @@ class Lives:
         """Recovers and writes until the machine stops; returns the disk of one cut, and each lane's watermark there."""
         self.machine = machine = Machine(path, self.rng, self.rng.choice([0.003, 0.02]))
         machine.state = self.state
+        if self.kind is ReplayBuffer:  # to a queue, no process adds before the reader's state was given
+            machine.enter = lambda: self.enter(path, machine, spec, truth, life)
         with self.kind.attach(path) as replay:
-            machine.replay = replay
+            machine.enter, machine.replay = int, replay
             self.hollow(replay, truth)
             if self.state is not None:
                 with replay.reader(1) as reader:
@@ -200,6 +218,11 @@ class Lives:
             if cut is chosen:
                 watermarks = whole
         return chosen.disk, watermarks
+
+    def enter(self, path: Path, machine: Machine, spec: TransitionSpec, truth: list[list[bytes]], life: int) -> None:
+        with suppress(Waits), self.kind.attach(path) as machine.replay:
+            self.hollow(machine.replay, truth)
+            self.write(machine.replay, machine, spec, truth, life)
 
     def hollow(self, replay: Any, truth: list[list[bytes]]) -> None:
         """Expects as a lane's last row the one that recovery puts there if no written row was whole."""
@@ -338,6 +361,10 @@ def pledges_in_memory_alone() -> None:
     Machine.told = lambda self, address, nbytes, told=Machine.told: told(self, None, 0)
 
 
+def enters_before_the_end() -> None:
+    recovery.Mark = lambda number, boot, *rest: watermark.Mark(number, recovery.boot_id(), *rest)
+
+
 def lowers_beside_writers() -> None:
     flusher.is_locked = lambda fd, offset: False
 
@@ -353,7 +380,7 @@ def promises_beyond_room() -> None:
 
 RULES = (
     marks_before_rows, promises_before_the_disk, one_place, no_checksum, no_boot, no_promise, pledges_forgotten,
-    pledges_in_memory_alone, lowers_beside_writers, pledges_beyond_room, promises_beyond_room,
+    pledges_in_memory_alone, enters_before_the_end, lowers_beside_writers, pledges_beyond_room, promises_beyond_room,
 )  # fmt: skip
 FAULTS = ("torn", "lost", "corrupt", "failed", "withheld")
 

@@ -1,5 +1,5 @@
-/* A durable lane: its writer and the flusher, each of which may be killed between any two steps, and a machine that
- * stops at any step, also while it recovers: marlcore/memory/watermark.py, flusher.py and recovery.py, and lane.c's
+/* A durable lane: its writer, the flusher and who recovers it, each of which may be killed between any two steps, and a
+ * machine that stops at any step: marlcore/memory/watermark.py, flusher.py and recovery.py, and lane.c's
  * mc_lane_pledge, by hand.
  *
  * Two rows of two words, each word in a page of its own; a page with the counters; and of each place of a mark two
@@ -11,7 +11,7 @@
 #define TICKETS 3
 #endif
 #ifndef CUTS
-#ifdef PLEDGE_CLEARED_TOO_EARLY
+#if defined(PLEDGE_CLEARED_TOO_EARLY) || defined(ENTERED_BEFORE_THE_END)
 #define CUTS 2
 #else
 #define CUTS 1
@@ -25,6 +25,11 @@
 #endif
 #endif
 #define HOLLOW 200
+#ifndef ENTERED_BEFORE_THE_END
+#define UNTIL_THE_END 100  /* no boot */
+#else
+#define UNTIL_THE_END boot
+#endif
 
 #define whole(t, r) (t + ROWS >= r)
 #define larger(a, b) (a > b -> a : b)
@@ -37,10 +42,11 @@ typedef state {
 };
 state memory, disk;         /* disk: as it was when a call last waited for it */
 byte between[ROWS * 2];     /* what a word held before its last change since then */
-byte promised, upheld;      /* the words that writers read; no disk is asked for them */
+byte promised, upheld;      /* the words that writers read; after a cut, those of any moment before */
 byte truth[TICKETS + 1];    /* what was committed as each ticket's row */
 byte boot;
-bool down;                  /* the machine stopped; it recovers */
+bool down;                  /* the machine stopped */
+bool recovers;              /* a process does, with the flusher's lock */
 bool alive[3];              /* the writer, the flusher */
 byte doomed;                /* 1: the writer, 2: the flusher */
 byte kills;
@@ -56,6 +62,11 @@ byte kills;
 #endif
 #endif
 #define newest(s) (!valid(s, 1) || (valid(s, 0) && s.number[0] > s.number[1]) -> 0 : 1)
+#ifdef NO_BOOT_ID
+#define of_this_boot true
+#else
+#define of_this_boot (memory.made[newest(memory)] == boot)
+#endif
 
 inline copy(to, from) {
     to.row[0] = from.row[0]; to.row[1] = from.row[1]; to.row[2] = from.row[2]; to.row[3] = from.row[3];
@@ -121,7 +132,7 @@ inline lose() {
 proctype writer() {
     byte c, top, value;
 restart:
-    atomic { !down -> alive[1] = true };
+    atomic { !down && of_this_boot -> alive[1] = true };
     {
 end:
         do
@@ -170,7 +181,7 @@ end:
 proctype flusher() {
     byte n, w, p, place, ahead;
 restart:
-    atomic { !down -> alive[2] = true };
+    atomic { !down && !recovers -> alive[2] = true };
     {
 end:
         do
@@ -254,6 +265,34 @@ inline check() {
     }
 }
 
+/* A mark of recovery, in the place after that of the newest. */
+inline first_half(made_in) {
+    d_step {
+        t = memory.number[place] + 1;
+        memory.number[t % 2] = t;
+        memory.made[t % 2] = made_in;
+        memory.watermark[t % 2] = w
+    }
+}
+
+inline second_half(made_in) {
+    d_step {
+        memory.again[t % 2] = t;
+        memory.promised[t % 2] = h;
+        memory.boot[t % 2] = made_in;
+        t = 0
+    }
+}
+
+/* What may happen between two steps of a recovery. */
+inline or_stop() {
+    if
+    :: cuts < CUTS -> goto stop
+    :: kills < KILLS -> kills++; goto again
+    :: skip
+    fi
+}
+
 /* The machine stops, at any step, and comes up again; the first process to open the lane recovers it. */
 proctype power() {
     byte cuts, place, w, h, t;
@@ -261,19 +300,19 @@ end:
     do
     :: cuts < CUTS ->
 stop:  skip;
-        atomic { cuts++; down = true; boot++; promised = 0; upheld = 0; lose() };
-        assert(valid(memory, 0) || valid(memory, 1));
+        atomic { cuts++; down = true; recovers = true; boot++; lose() };
+        d_step { !alive[1] && !alive[2] -> down = false };
+again: assert(valid(memory, 0) || valid(memory, 1));
+        if
+        :: of_this_boot -> goto up
+        :: else
+        fi;
         d_step {
             place = newest(memory);
             w = memory.watermark[place];
             h = larger(memory.promised[place], memory.pledged)
         };
         assert(w <= h);
-#ifdef NO_BOOT_ID
-        d_step { promised = memory.promised[place]; upheld = memory.pledged };
-        check();
-        goto up;
-#endif
         if
         :: w > 0 && h > w - 1 + ROWS ->
             h = w - 1 + ROWS;
@@ -299,30 +338,26 @@ stop:  skip;
         memory.pledged = 0;
 #endif
         sync();
-        if
-        :: cuts < CUTS -> goto stop
-        :: skip
-        fi;
-        d_step {
-            t = memory.number[place] + 1;
-            h = (w == 0 -> ROWS : h);
-            memory.number[t % 2] = t;
-            memory.made[t % 2] = boot;
-            memory.watermark[t % 2] = w
-        };
-        if
-        :: cuts < CUTS -> goto stop
-        :: skip
-        fi;
-        d_step { memory.again[t % 2] = t; memory.promised[t % 2] = h; memory.boot[t % 2] = boot };
-        if
-        :: cuts < CUTS -> goto stop
-        :: skip
-        fi;
+        or_stop();
+        h = (w == 0 -> ROWS : h);
+        first_half(UNTIL_THE_END);
+        or_stop();
+        second_half(UNTIL_THE_END);
+        or_stop();
         sync();
-        d_step { memory.pledged = 0; promised = h; t = 0 };
+        or_stop();
+        d_step { memory.pledged = 0; upheld = 0; promised = h };
+        or_stop();
+        sync();
+        place = 1 - place;
+        first_half(boot);
+        or_stop();
+        second_half(boot);
 up:     skip;
-        d_step { !alive[1] && !alive[2] -> down = false; place = 0; w = 0; h = 0 }
+#ifdef NO_BOOT_ID
+        check();
+#endif
+        d_step { recovers = false; place = 0; w = 0; h = 0; t = 0 }
     od
 }
 

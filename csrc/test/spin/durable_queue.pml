@@ -2,9 +2,9 @@
  * steps, and a machine that stops at any step: marlcore/queue/cursor.py and reader.py, memory/flusher.py, and what
  * run/memory.py asks of a learner, by hand.
  *
- * One lane, each row in a page of its own. That a page, a mark or a recovery is cut in halves is durable.pml's: here
- * the machine that stops leaves a mark as it was or as it is, and damages each row since whose writing no call has
- * waited for the disk. */
+ * One lane, each row in a page of its own. That a page, a mark or a recovery is cut in halves, and that others wait for
+ * the recovery's end, is durable.pml's: here the machine that stops leaves a mark as it was or as it is, and damages
+ * each row since whose writing no call has waited for the disk. */
 
 #ifndef CAPACITY
 #define CAPACITY 1         /* rows */
@@ -263,8 +263,6 @@ inline cut() {
     d_step {
         row[0] = (dirty[0] -> 0 : row[0]);
         row[CAPACITY - 1] = (dirty[CAPACITY - 1] -> 0 : row[CAPACITY - 1]);
-        upheld = 0;
-        promised = 0;
 #ifndef NO_BOOT_ID
         assert(now.released <= now.position && now.position <= now.watermark && now.watermark <= now.promised);
         committed = now.watermark;
@@ -281,6 +279,7 @@ inline cut() {
 #endif
         promised = now.promised;
         pledged = 0;
+        upheld = 0;
         t = committed;
         do
         :: t < TICKETS -> truth[t] = 0; t++

@@ -5,8 +5,9 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from meanwhile import soon
+from seams import patch
 
-from marlcore import Field, NotEnoughData, TrajectoryQueue, TransitionSpec
+from marlcore import Durable, Field, NotEnoughData, TrajectoryQueue, TransitionSpec
 
 SPEC = TransitionSpec(Field((), "int64"), Field((), "int64"))
 LANES = 2
@@ -15,6 +16,14 @@ LANES = 2
 @pytest.fixture
 def queue():
     with TrajectoryQueue.create(SPEC, 64 * LANES, LANES, max_unread=8) as made:
+        yield made
+
+
+@pytest.fixture(params=["plain", "durable"])
+def either(request, tmp_path, monkeypatch):
+    patch(monkeypatch, "transitions", check_keeps=lambda directory: None)
+    options = {"path": tmp_path / "queue", "durable": Durable(3600.0)} if request.param == "durable" else {}
+    with TrajectoryQueue.create(SPEC, 64 * LANES, LANES, max_unread=8, **options) as made:
         yield made
 
 
@@ -74,12 +83,12 @@ def test_a_timeout_counts_once(queue, monkeypatch):
 
 
 @pytest.mark.parametrize("batch_size", [4, 12], ids=["has a batch", "starves"])
-def test_a_waiting_writer_is_woken_by_a_reader_that(queue, no_slices, batch_size):
+def test_a_waiting_writer_is_woken_by_a_reader_that(either, no_slices, batch_size):
     def read() -> None:
         with nullcontext() if batch_size == 4 else pytest.raises(NotEnoughData):
             reader.read()
 
-    with queue.vector_writer() as writer, queue.reader(batch_size) as reader:
+    with either.vector_writer() as writer, either.reader(batch_size) as reader:
         for number in range(4):
             add(writer, number)
         with soon(read):

@@ -4,11 +4,14 @@ Another boot id stands for a power cut after which the disk had every page; powe
 """
 
 import errno
+import itertools
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -343,6 +346,69 @@ def test_who_only_watches_does_not_recover(path: Path, reboot: Callable[[], None
     mc.ReplayBuffer.watch(path).close()
 
 
+class Waits(Exception):
+    """Comes in place of a pause of one who waits for a recovery."""
+
+
+def test_nobody_enters_before_a_recovery_has_ended(
+    path: Path, reboot: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end erases all pledges, so a writer who had entered would overwrite rows without one."""
+
+    def wait(seconds: float) -> NoReturn:
+        raise Waits
+
+    def enter(file: File) -> None:
+        with pytest.raises(Waits):
+            mc.ReplayBuffer.attach(path)
+
+    create(path).close()
+    reboot()
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr("marlcore.memory.recovery.time", SimpleNamespace(sleep=wait))
+        meanwhile.setattr(File, "sync", enter)
+        replay = mc.ReplayBuffer.attach(path)
+        mc.ReplayBuffer.attach(path).close()
+    replay.close()
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["killed", "and the machine stops"])
+@pytest.mark.parametrize("synced", range(3))
+def test_a_recovery_that_did_not_end_is_done_anew(
+    path: Path, reboot: Callable[[], None], monkeypatch: pytest.MonkeyPatch, synced: int, stops: bool
+) -> None:
+    """It leaves the same rows, and forgets that the disk had failed before."""
+
+    def work() -> mc.ReplayBuffer:
+        replay = create(path)
+        add(replay, 35)
+        flush(replay)
+        add(replay, 15)  # by a pledge
+        replay._durability.marks.fail()
+        return replay
+
+    def recover() -> None:
+        syncs = itertools.count()
+        sync = File.sync
+        monkeypatch.setattr(
+            File, "sync", lambda file: sync(file) if next(syncs) < synced else os.kill(os.getpid(), signal.SIGKILL)
+        )
+        mc.ReplayBuffer.attach(path)
+
+    die(work)
+    reboot()
+    assert reap(fork(recover)) == -signal.SIGKILL
+    if stops:
+        reboot()
+    with mc.ReplayBuffer.attach(path) as replay:
+        assert replay.recovered is not None and replay.recovered.rows == len(actions(replay)) > 0
+        assert actions(replay) == [*range(35 - len(actions(replay)), 35)]
+        assert Mapped(replay).words(Mapped(replay).geometry.counters_offset(0))[4:6].tolist() == [0, 0]
+        flush(replay)
+        add(replay, LANE)
+        assert actions(replay) == [*range(35, 35 + LANE)]
+
+
 def test_a_disk_that_fails_ends_the_marks(
     path: Path, monkeypatch: pytest.MonkeyPatch, failing: Callable[[], None], reboot: Callable[[], None]
 ) -> None:
@@ -522,6 +588,19 @@ def test_unlink_leaves_the_files_of_a_replay_whose_name_is_longer(path: Path) ->
     with mc.ReplayBuffer.attach(path) as replay:
         replay.unlink()
     assert [file.name for file in sorted(path.parent.iterdir())] == [other.name, f"{other.name}@learner.sampler"]
+
+
+def test_unlink_leaves_the_files_of_a_replay_that_took_the_path(path: Path) -> None:
+    earlier = create(path)
+    path.unlink()
+    with create(path) as replay:
+        add(replay, 20)
+        with replay.sampler(8, name="learner") as sampler:
+            sampler.sample()
+        earlier.unlink()
+        earlier.close()
+        earlier.unlink()
+        assert len([*path.parent.iterdir()]) == 2
 
 
 def test_the_floors_of_a_clear_are_on_disk_before_their_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
