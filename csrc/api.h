@@ -46,7 +46,7 @@ struct mc_lane {       /* private to a process: the lane's mapping */
  * are whole. */
 enum { MC_PROMISED, MC_WATERMARK };
 
-/* The holder of the lane's lock. 0, or -EUCLEAN if the counters contradict each other. */
+/* Any process. 0, or -EUCLEAN if the counters contradict each other. */
 int mc_lane_check(const struct mc_lane *lane);
 /* Any process. Rows committed since the lane's creation, or -EUCLEAN. */
 int64_t mc_lane_committed(const struct mc_lane *lane);

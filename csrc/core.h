@@ -20,6 +20,8 @@ static_assert(sizeof(struct mc_counters) <= MC_LINE && sizeof(struct mc_event) <
 /* Copies of at least this many bytes may use non-temporal stores. */
 #define MC_STREAMING_BYTES ((uint64_t)32 * 1024)
 
+enum { MC_ATTEMPTS = 1000 }; /* to look at a lane, if each attempt is lapped */
+
 /* A writer pledges at least the lesser of a quarter of the lane and MC_LEAST_PLEDGE rows, and at most the
  * greater of an eighth and MC_MOST_PLEDGE. */
 #define MC_LEAST_PLEDGE ((uint64_t)1024)

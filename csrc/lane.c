@@ -15,10 +15,15 @@ static int mc_ticket_whole(uint64_t ticket, uint64_t capacity, uint64_t reserved
     return ticket + capacity >= reserved;
 }
 
+/* Others may append more than a lap between the two loads. */
 int mc_lane_check(const struct mc_lane *lane) {
-    uint64_t c = mc_load_committed(mc_counters_of(lane));
-    uint64_t r = mc_load_reserved(mc_counters_of(lane));
-    return mc_counters_sane(c, r, lane->capacity) ? 0 : -EUCLEAN;
+    for (int attempt = 0; attempt < MC_ATTEMPTS; attempt++) {
+        uint64_t c = mc_load_committed(mc_counters_of(lane));
+        uint64_t r = mc_load_reserved(mc_counters_of(lane));
+        if (mc_counters_sane(c, r, lane->capacity))
+            return 0;
+    }
+    return -EUCLEAN;
 }
 
 int64_t mc_lane_committed(const struct mc_lane *lane) {

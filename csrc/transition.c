@@ -5,8 +5,6 @@
 
 #include "core.h"
 
-enum { MC_ATTEMPTS = 1000 }; /* to read rows of a lane, if each attempt is lapped */
-
 void mc_row_load(const struct mc_lane *lane, uint64_t ticket, struct mc_row *row) {
     const struct mc_column *column = &lane->column[0];
     mc_copy_out(row, column->base + (ticket % lane->capacity) * column->stride, sizeof *row);

@@ -376,4 +376,22 @@ TEST(no_wake_up_is_lost_between_two_threads) {
     pthread_join(other, NULL);
 }
 
+enum { LAPS = 4000000 };
+
+static void *lap(void *lane) {
+    for (int i = 0; i < LAPS; i++)
+        append_rows(lane, 1);
+    return NULL;
+}
+
+TEST(a_lane_that_another_thread_laps_is_not_quarantined) {
+    struct mc_lane lane = make_lane(1, 1, one_word);
+    pthread_t other;
+    CHECK(pthread_create(&other, NULL, lap, &lane) == 0);
+    while (mc_lane_committed(&lane) < LAPS)
+        CHECK(mc_lane_check(&lane) == 0);
+    pthread_join(other, NULL);
+    free_lane(&lane);
+}
+
 int main(void) { return run_tests(); }
