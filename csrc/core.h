@@ -35,6 +35,9 @@ static inline struct mc_counters *mc_counters_of(const struct mc_lane *lane) {
 void mc_copy_in(uint8_t *row, const void *source, uint64_t size);
 void mc_copy_out(void *dest, const uint8_t *row, uint64_t size);
 
+/* mc_lanes_newest of one lane. */
+int mc_lane_newest(const struct mc_lane *lane, uint64_t *committed, uint64_t *word);
+
 /* Whether n rows may be appended, without a write: the ticket of the first, or the error of mc_lane_reserve.
  */
 int mc_lane_next(struct mc_lane *lane, uint64_t n, uint64_t *first);
@@ -64,6 +67,8 @@ static inline uint32_t mc_row_age(const struct mc_row *row) { return row->place 
 /* The age of the row after one of this age, in the same episode. */
 uint32_t mc_age_after(const struct mc_lane *lane, uint32_t age);
 void mc_row_load(const struct mc_lane *lane, uint64_t ticket, struct mc_row *row);
+/* The transitions among `rows` rows of a lane, modulo 2^32, by the first word of the newest. */
+uint32_t mc_transitions_of(uint64_t rows, uint64_t word);
 
 /* Parts of mc_writer_add, for a writer that holds its lane. */
 int mc_reward_finite(const uint8_t *record);

@@ -149,13 +149,20 @@ class NativeLanes:
         raw, row = self._nth(lane), pointer_to(source)
         return lambda: checked(lib.mc_lane_begin(raw)), lambda ticket: lib.mc_lane_finish(raw, ticket, row, given)
 
+    def newest(self) -> tuple[Ints, Ints]:
+        """Returns each lane's committed rows and the first word of the newest of them, or 0, int64 [lanes] each."""
+        committed, words = np.zeros((2, self.count), np.int64)
+        rows, heads = pointer_to(committed, "int64_t[]"), pointer_to(words, "int64_t[]")
+        checked(lib.mc_lanes_newest(self.raw, self.count, rows, heads))
+        return committed, words
+
     def inserted(self) -> int:
-        """Counts the transitions ever written to all lanes of a replay with a limiter, without boundary rows."""
+        """Counts the transitions ever written to all lanes, without boundary rows."""
         inserted: int = lib.mc_lanes_inserted(self.raw, self.count)
         return inserted if inserted >= 0 else checked(inserted)
 
     def written(self, lane: int) -> int:
-        """Counts the transitions ever written to a lane, without boundary rows; needs appends shorter than a lane."""
+        """Counts the transitions ever written to a lane, without boundary rows."""
         return checked(lib.mc_lanes_inserted(self._nth(lane), 1))
 
     def read(self, lane: int, ticket: int, rows: int, dest: NDArray[Any]) -> int:
