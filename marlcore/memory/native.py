@@ -197,21 +197,30 @@ class NativeLanes:
         """
         low, high, clears = pointer_to(lo, "int64_t[]"), pointer_to(hi, "int64_t[]"), self._glance
         own, seen = np.zeros(self.count, np.int64), 0
-        floors = pointer_to(own, "int64_t[]")
+        raise_to_own = self.raiser(own, lo, hi)
 
         def fill() -> int:
             nonlocal seen
             if clears[0] != seen:
                 seen = self.cleared()
                 own[:] = self.floors
-            code = lib.mc_lanes_window(self.raw, self.count, low, high)
-            if not code and seen:
-                code = lib.mc_windows_raise(self.count, floors, high, low)
-            if code:
+            if code := lib.mc_lanes_window(self.raw, self.count, low, high):
                 raise error_of(code)
+            if seen:
+                raise_to_own()
             return seen
 
         return fill
+
+    def raiser(self, floors: Ints, lo: Ints, hi: Ints) -> Callable[[], None]:
+        """Returns a function that raises lo to the floors, int64 [lanes], or SegmentCorrupt if one is above hi."""
+        pointers = [pointer_to(array, "int64_t[]") for array in (floors, hi, lo)]
+
+        def lift() -> None:
+            if code := lib.mc_windows_raise(self.count, *pointers):
+                raise error_of(code)
+
+        return lift
 
     def clear(self, settle: Callable[[], None] = lambda: None) -> None:
         """Hides the rows of all lanes from every reader; only one process at a time may be inside.
