@@ -11,6 +11,7 @@
 #include "rows.h"
 
 enum { LIMIT = 1024 };
+static_assert(MC_STREAMING_BYTES <= 0x4040, "the least x86_non_temporal_threshold of glibc");
 
 static const uint64_t one_word[] = {8};
 
