@@ -46,7 +46,7 @@ struct mc_lane {       /* private to a process: the lane's mapping */
  * are whole. */
 enum { MC_PROMISED, MC_WATERMARK };
 
-/* The holder of the lane's lock. 0, or -EUCLEAN if the counters contradict each other. */
+/* Any process. 0, or -EUCLEAN if the counters contradict each other. */
 int mc_lane_check(const struct mc_lane *lane);
 /* Any process. Rows committed since the lane's creation, or -EUCLEAN. */
 int64_t mc_lane_committed(const struct mc_lane *lane);
@@ -72,6 +72,10 @@ int64_t mc_lane_read_newest(const struct mc_lane *lane, void *dest);
 void mc_lanes_nth(const struct mc_lane *lanes, uint64_t i, struct mc_lane *lane);
 /* Any process. The range [lo, hi) of whole tickets of each of n lanes. 0, or -EUCLEAN. */
 int mc_lanes_window(const struct mc_lane *lanes, uint64_t n, int64_t *lo, int64_t *hi);
+/* Any process. Rows committed to each of n lanes, and the first word of column 0 in the newest of them, or 0;
+ * also while an append of the whole lane overwrites that row, or its writer was killed inside. 0, -EUCLEAN,
+ * -ESTALE if a lane was lapped at every attempt. */
+int mc_lanes_newest(const struct mc_lane *lanes, uint64_t n, int64_t *committed, int64_t *words);
 /* Private memory. Raises lo of each of n lanes to its floor. 0, or -EUCLEAN if a floor is above hi. */
 int mc_windows_raise(uint64_t n, const int64_t *floor, const int64_t *hi, int64_t *lo);
 /* Any process, after copying. ok[i] = ticket lowest[i] of lane[i] is still whole; the number lapped. */
@@ -144,8 +148,8 @@ int mc_vector_add(struct mc_vector *vector, uint64_t n, const int64_t *which, co
 int64_t mc_lane_transitions(const struct mc_lane *lane);
 /* Any process. The same for n lanes together. */
 int64_t mc_lanes_transitions(const struct mc_lane *lanes, uint64_t n);
-/* Any process. Transitions ever written to n lanes; no append may fill a whole lane. Exact up to 2^32
- * boundary rows per lane. -EUCLEAN, -ESTALE if a lane was lapped at every attempt. */
+/* Any process. Transitions ever written to n lanes. Exact up to 2^32 boundary rows per lane. -EUCLEAN,
+ * -ESTALE if a lane was lapped at every attempt. */
 int64_t mc_lanes_inserted(const struct mc_lane *lanes, uint64_t n);
 
 /* ---- raw rows: from the lanes of one segment to those of another with the same columns; see rows.c ---- */

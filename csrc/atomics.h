@@ -20,6 +20,7 @@ struct mc_counters {
     mc_word upheld;  /* the pledge that is on disk; see mc_lane_pledge */
     mc_word of_clears[3]; /* see marlcore/memory/native.py */
     mc_word room;         /* of a durable queue: no pledge goes further; or 0 */
+    mc_word kept[2];      /* by an append over the newest row: its first word, the count of rows */
 };
 
 struct mc_event {
@@ -42,6 +43,20 @@ static inline void mc_store_reserved(struct mc_counters *c, uint64_t value) {
 }
 static inline uint64_t mc_load_reserved(const struct mc_counters *c) {
     return atomic_load_explicit(&((struct mc_counters *)c)->reserved, memory_order_relaxed);
+}
+
+/* kept: the releases keep the word behind the commit of its row, and the number behind the word. The first
+ * pairs with mc_fence_read, the second with load_kept_of. */
+static inline void mc_store_kept(struct mc_counters *c, uint64_t word, uint64_t of) {
+    atomic_store_explicit(&c->kept[0], word, memory_order_release);
+    atomic_store_explicit(&c->kept[1], of, memory_order_release);
+}
+static inline uint64_t mc_load_kept(const struct mc_counters *c) {
+    return atomic_load_explicit(&((struct mc_counters *)c)->kept[0], memory_order_relaxed);
+}
+/* Pairs with store_kept. */
+static inline uint64_t mc_load_kept_of(const struct mc_counters *c) {
+    return atomic_load_explicit(&((struct mc_counters *)c)->kept[1], memory_order_acquire);
 }
 
 /* pledged: ordered by the system call that puts it on disk. */

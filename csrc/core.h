@@ -17,8 +17,11 @@ static_assert(sizeof(struct mc_counters) <= MC_LINE && sizeof(struct mc_event) <
 /* Counters never approach 2^63, from which tickets would not fit the signed numbers of a batch. */
 #define MC_TICKET_LIMIT (UINT64_C(1) << 62)
 
-/* Copies of at least this many bytes may use non-temporal stores. */
-#define MC_STREAMING_BYTES ((uint64_t)32 * 1024)
+/* Copies of at least this many bytes may use non-temporal stores: glibc's x86_non_temporal_threshold is at
+ * least 0x4040, which it may be where a hypervisor tells nothing of the caches. */
+#define MC_STREAMING_BYTES ((uint64_t)16 * 1024)
+
+enum { MC_ATTEMPTS = 1000 }; /* to look at a lane, if each attempt is lapped */
 
 /* A writer pledges at least the lesser of a quarter of the lane and MC_LEAST_PLEDGE rows, and at most the
  * greater of an eighth and MC_MOST_PLEDGE. */
@@ -32,6 +35,9 @@ static inline struct mc_counters *mc_counters_of(const struct mc_lane *lane) {
 /* Copies into and out of rows that the other side may be reading or writing at the same time. */
 void mc_copy_in(uint8_t *row, const void *source, uint64_t size);
 void mc_copy_out(void *dest, const uint8_t *row, uint64_t size);
+
+/* mc_lanes_newest of one lane. */
+int mc_lane_newest(const struct mc_lane *lane, uint64_t *committed, uint64_t *word);
 
 /* Whether n rows may be appended, without a write: the ticket of the first, or the error of mc_lane_reserve.
  */
@@ -62,6 +68,8 @@ static inline uint32_t mc_row_age(const struct mc_row *row) { return row->place 
 /* The age of the row after one of this age, in the same episode. */
 uint32_t mc_age_after(const struct mc_lane *lane, uint32_t age);
 void mc_row_load(const struct mc_lane *lane, uint64_t ticket, struct mc_row *row);
+/* The transitions among `rows` rows of a lane, modulo 2^32, by the first word of the newest. */
+uint32_t mc_transitions_of(uint64_t rows, uint64_t word);
 
 /* Parts of mc_writer_add, for a writer that holds its lane. */
 int mc_reward_finite(const uint8_t *record);

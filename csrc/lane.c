@@ -15,10 +15,15 @@ static int mc_ticket_whole(uint64_t ticket, uint64_t capacity, uint64_t reserved
     return ticket + capacity >= reserved;
 }
 
+/* Others may append more than a lap between the two loads. */
 int mc_lane_check(const struct mc_lane *lane) {
-    uint64_t c = mc_load_committed(mc_counters_of(lane));
-    uint64_t r = mc_load_reserved(mc_counters_of(lane));
-    return mc_counters_sane(c, r, lane->capacity) ? 0 : -EUCLEAN;
+    for (int attempt = 0; attempt < MC_ATTEMPTS; attempt++) {
+        uint64_t c = mc_load_committed(mc_counters_of(lane));
+        uint64_t r = mc_load_reserved(mc_counters_of(lane));
+        if (mc_counters_sane(c, r, lane->capacity))
+            return 0;
+    }
+    return -EUCLEAN;
 }
 
 int64_t mc_lane_committed(const struct mc_lane *lane) {
@@ -138,6 +143,13 @@ __attribute__((noinline)) static int mc_lane_reserve_withheld(struct mc_lane *la
     return error ? error : mc_lane_reserve(lane, n, first);
 }
 
+static uint64_t mc_lane_word(const struct mc_lane *lane, uint64_t ticket) {
+    const struct mc_column *column = &lane->column[0];
+    uint64_t word;
+    mc_copy_out(&word, column->base + ticket % lane->capacity * column->stride, sizeof word);
+    return word;
+}
+
 int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first) {
     struct mc_counters *counters = mc_counters_of(lane);
     uint64_t c = mc_load_committed(counters);
@@ -150,8 +162,13 @@ int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first) {
         return error;
     /* A predecessor killed inside a longer append may have reserved more. Lowering reserved would let a
      * reader accept a row that the predecessor had begun to overwrite. */
-    if (r < c + n)
+    if (r < c + n) {
+        if (n == lane->capacity && c > 0) { /* killed before its commit, it leaves no whole row */
+            mc_store_kept(counters, mc_lane_word(lane, c - 1), c);
+            mc_fence_write(); /* a successor that finds the reservation finds what was kept */
+        }
         mc_store_reserved(counters, c + n);
+    }
     for (uint64_t k = 0; k < lane->columns; k++)
         bytes += n * lane->column[k].size;
     if (bytes < MC_STREAMING_BYTES)
@@ -268,6 +285,44 @@ int64_t mc_lane_read_newest(const struct mc_lane *lane, void *dest) {
         return 0;
     int error = mc_lane_read(lane, c - 1, 1, dests);
     return error ? error : (int64_t)c;
+}
+
+/* One look of mc_lane_newest: -ESTALE if the writer went on meanwhile. */
+static int mc_lane_look(const struct mc_lane *lane, uint64_t *committed, uint64_t *word) {
+    const struct mc_counters *counters = mc_counters_of(lane);
+    uint64_t c = *committed = mc_load_committed(counters);
+    *word = 0;
+    if (c >= MC_TICKET_LIMIT)
+        return -EUCLEAN;
+    if (c == 0)
+        return 0;
+    if (mc_ticket_whole(c - 1, lane->capacity, mc_load_reserved(counters))) {
+        *word = mc_lane_word(lane, c - 1);
+        mc_fence_read();
+        return mc_ticket_whole(c - 1, lane->capacity, mc_load_reserved(counters)) ? 0 : -ESTALE;
+    }
+    if (mc_load_kept_of(counters) != c)
+        return -ESTALE;
+    *word = mc_load_kept(counters);
+    mc_fence_read(); /* what a later append keeps comes with a later commit */
+    return mc_load_committed(counters) == c ? 0 : -ESTALE;
+}
+
+int mc_lane_newest(const struct mc_lane *lane, uint64_t *committed, uint64_t *word) {
+    int error = -ESTALE;
+    for (int attempt = 0; attempt < MC_ATTEMPTS && error == -ESTALE; attempt++)
+        error = mc_lane_look(lane, committed, word);
+    return error;
+}
+
+int mc_lanes_newest(const struct mc_lane *lanes, uint64_t n, int64_t *committed, int64_t *words) {
+    int error = 0;
+    for (uint64_t i = 0; i < n && !error; i++) {
+        struct mc_lane lane;
+        mc_lanes_nth(lanes, i, &lane);
+        error = mc_lane_newest(&lane, (uint64_t *)&committed[i], (uint64_t *)&words[i]);
+    }
+    return error;
 }
 
 void mc_lanes_nth(const struct mc_lane *lanes, uint64_t i, struct mc_lane *lane) {

@@ -100,15 +100,14 @@ int64_t mc_spans_read(const struct mc_lane *lanes, uint64_t n, struct mc_span *s
     return at - dest;
 }
 
-/* Writes the heads of the part's rows over their copies. Ages and ordinals count from the lane's own rows,
- * since rows of the source may be missing before these. */
+/* Writes the heads of the part's rows over their copies. Ages and ordinals count on from the lane's newest
+ * row, which has the first word `newest`, since rows of the source may be missing before these. */
 static void mc_part_put_heads(struct mc_lane *lane, const struct mc_part *part, const uint8_t *span,
-                              uint64_t first) {
+                              uint64_t first, uint64_t newest) {
     const struct mc_column *records = &lane->column[0];
-    struct mc_row last = {0}, row;
-    if (first > 0)
-        mc_row_load(lane, first - 1, &last);
-    uint32_t age = mc_row_age(&last), ordinal = last.ordinal + (first > 0 && !mc_row_is_boundary(&last));
+    struct mc_row row = {0};
+    memcpy(&row, &newest, sizeof newest);
+    uint32_t age = mc_row_age(&row), ordinal = mc_transitions_of(first, newest);
     for (uint64_t i = 0; i < (uint64_t)part->take; i++) {
         memcpy(&row, span + ((uint64_t)part->skip + i) * records->size, sizeof row);
         int begins = mc_row_age(&row) == 0 || (i == 0 && part->seam);
@@ -142,16 +141,18 @@ static void mc_part_put_entries(struct mc_lane *lane, const struct mc_part *part
 static int mc_part_append(struct mc_lane *lane, const struct mc_part *part, const uint8_t *source) {
     const uint8_t *span = source + part->offset, *at = span;
     const void *sources[MC_MAX_COLUMNS];
-    uint64_t first;
-    int error = mc_lane_reserve(lane, (uint64_t)part->take, &first);
+    uint64_t first, newest;
+    int error = mc_lane_newest(lane, &first, &newest);
+    if (!error)
+        error = mc_lane_reserve(lane, (uint64_t)part->take, &first);
     if (error)
-        return error;
+        return error == -ESTALE ? -EUCLEAN : error;
     for (uint64_t k = 0; k < lane->columns; k++) {
         sources[k] = at + (uint64_t)part->skip * lane->column[k].size;
         at += mc_column_bytes(&lane->column[k], (uint64_t)part->rows);
     }
     mc_lane_put(lane, first, (uint64_t)part->take, sources);
-    mc_part_put_heads(lane, part, span, first);
+    mc_part_put_heads(lane, part, span, first, newest);
     mc_part_put_entries(lane, part, span, first);
     mc_lane_commit(lane, first, (uint64_t)part->take);
     return 0;

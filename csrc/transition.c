@@ -5,27 +5,26 @@
 
 #include "core.h"
 
-enum { MC_ATTEMPTS = 1000 }; /* to read rows of a lane, if each attempt is lapped */
-
 void mc_row_load(const struct mc_lane *lane, uint64_t ticket, struct mc_row *row) {
     const struct mc_column *column = &lane->column[0];
     mc_copy_out(row, column->base + (ticket % lane->capacity) * column->stride, sizeof *row);
 }
 
+uint32_t mc_transitions_of(uint64_t rows, uint64_t word) {
+    struct mc_row newest = {0};
+    memcpy(&newest, &word, sizeof word);
+    return rows ? newest.ordinal + !mc_row_is_boundary(&newest) : 0;
+}
+
 int mc_writer_open(struct mc_writer *writer) {
-    struct mc_row last;
+    uint64_t rows, word;
     int error = mc_lane_check(&writer->lane);
+    if (!error)
+        error = mc_lane_newest(&writer->lane, &rows, &word);
     if (error)
-        return error;
-    int64_t c = mc_lane_committed(&writer->lane);
-    if (c < 0)
-        return (int)c;
+        return -EUCLEAN;
     writer->age = 0;
-    writer->ordinal = 0;
-    if (c > 0) {
-        mc_row_load(&writer->lane, (uint64_t)c - 1, &last);
-        writer->ordinal = last.ordinal + !mc_row_is_boundary(&last);
-    }
+    writer->ordinal = mc_transitions_of(rows, word);
     return 0;
 }
 
@@ -211,23 +210,12 @@ int64_t mc_lane_transitions(const struct mc_lane *lane) {
 
 /* The boundary rows are the difference between the newest row's ticket and its ordinal. */
 static int64_t mc_lane_inserted(const struct mc_lane *lane) {
-    for (int attempt = 0; attempt < MC_ATTEMPTS; attempt++) {
-        struct mc_row newest;
-        int64_t lo, c, ticket, which = 0;
-        uint8_t ok;
-        if (mc_lanes_window(lane, 1, &lo, &c))
-            return -EUCLEAN;
-        if (c == 0)
-            return 0;
-        ticket = c - 1;
-        mc_row_load(lane, (uint64_t)ticket, &newest);
-        mc_lanes_validate(lane, 1, &which, &ticket, &ok);
-        if (!ok)
-            continue;
-        uint32_t boundaries = (uint32_t)c - newest.ordinal - !mc_row_is_boundary(&newest);
-        return boundaries <= c ? c - boundaries : -EUCLEAN;
-    }
-    return -ESTALE;
+    uint64_t rows, word;
+    int error = mc_lane_newest(lane, &rows, &word);
+    uint32_t boundaries = (uint32_t)rows - mc_transitions_of(rows, word);
+    if (error)
+        return error;
+    return boundaries <= rows ? (int64_t)(rows - boundaries) : -EUCLEAN;
 }
 
 /* The sum of `count` over n lanes. */

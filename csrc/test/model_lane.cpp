@@ -37,18 +37,18 @@ static_assert((int)rl::mo_relaxed == memory_order_relaxed && (int)rl::mo_acquire
                   (int)rl::mo_acq_rel == memory_order_acq_rel && (int)rl::mo_seq_cst == memory_order_seq_cst,
               "the stand-in's orders are Relacy's");
 
-enum { WORDS = 2, MOST_ROWS = 2, LARGEST = 3 };
+enum { WORDS = 2, MOST_ROWS = 2, LARGEST = 3, COUNTERS = sizeof(struct mc_counters) / sizeof(mc_word) };
 
 /* The lane's memory: never read or written, its addresses name the cells. */
 static struct {
-    uint64_t counters[2];
+    uint64_t counters[COUNTERS];
     uint32_t event[2];
     uint64_t slot;
     uint64_t rows[LARGEST][WORDS];
 } space;
 
 struct model_memory {
-    rl::atomic<uint64_t> counters[2];
+    rl::atomic<uint64_t> counters[COUNTERS];
     rl::atomic<uint64_t> event[2];
     rl::atomic<uint64_t> slot;
     rl::atomic<uint64_t> rows[LARGEST * WORDS];
@@ -65,10 +65,10 @@ model_memory *model_memory::current;
 
 model_memory::model_memory() {
     current = this;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < COUNTERS; i++)
         counters[i].store(0, rl::mo_relaxed, RL_INFO);
+    for (int i = 0; i < 2; i++)
         event[i].store(0, rl::mo_relaxed, RL_INFO);
-    }
     slot.store(0, rl::mo_relaxed, RL_INFO);
     for (int i = 0; i < LARGEST * WORDS; i++) {
         rows[i].store(0, rl::mo_relaxed, RL_INFO);
@@ -84,12 +84,12 @@ static size_t row_word(const void *address) {
 
 static rl::atomic<uint64_t> &cell(const void *address) {
     model_memory *m = model_memory::current;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < COUNTERS; i++)
         if (address == &space.counters[i])
             return m->counters[i];
+    for (int i = 0; i < 2; i++)
         if (address == &space.event[i])
             return m->event[i];
-    }
     return address == &space.slot ? m->slot : m->rows[row_word(address)];
 }
 
@@ -97,7 +97,7 @@ static rl::atomic<uint64_t> &cell(const void *address) {
  * counters, and nobody announces himself unless readers sleep. */
 static bool known(const void *address, uint64_t *value) {
     model_memory *m = model_memory::current;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < COUNTERS; i++)
         if (address == &space.counters[i] && rl::thread_index() == 0) {
             *value = m->counters[i].debug_value();
             return true;
@@ -260,10 +260,30 @@ static void takeover(unsigned index) {
     append(&lane, 2);
     int error = mc_lane_reserve(&lane, 2, &first);
     RL_ASSERT(error == 0 && first == 2);
-    unsigned written = rl::rand(2 * WORDS + 1);
-    uint64_t other[2 * WORDS] = {99, 99, 99, 99};
-    mc_copy_in((uint8_t *)space.rows, other, written * sizeof *other);
+    uint64_t other = 99;
+    for (unsigned i = 0, written = rl::rand(2 * WORDS + 1); i < written; i++)
+        mc_copy_in((uint8_t *)&space.rows[(2 + i / WORDS) % lane.capacity][i % WORDS], &other, sizeof other);
     append(&lane, 1);
+}
+
+/* Whoever counts reads the newest row's first word, while appends of one row and of all rows go on, the first
+ * of them after one whose writer died. */
+static void counter(unsigned index) {
+    struct mc_lane lane = lane_of(now.capacity, now.columns);
+    uint64_t other[2 * WORDS] = {99, 99, 99, 99}, first;
+    if (index == 0) {
+        append(&lane, 2);
+        int error = mc_lane_reserve(&lane, 2, &first);
+        RL_ASSERT(error == 0 && first == 2);
+        mc_copy_in((uint8_t *)space.rows, other, rl::rand(2 * WORDS + 1) * sizeof *other);
+    }
+    for (int i = 0; index == 0 && i < now.appends; i++)
+        append(&lane, 1 + rl::rand(2));
+    for (int i = 0; index == 1 && i < now.reads; i++) {
+        int64_t rows, word;
+        int error = mc_lanes_newest(&lane, 1, &rows, &word);
+        RL_ASSERT(error == 0 && word == rows);
+    }
 }
 
 /* As the package's waits do it: ask, look again, sleep. */
@@ -321,7 +341,8 @@ static const search searches[] = {
     {"newest_of_2", ALL, subscriber, 2, 3, 1, 1, 1, 0},
     {"newest_of_3", RANDOM, subscriber, 3, 6, 1, 2, 1, 200000},
     {"device_of_2", ALL, subscriber, 2, 3, 0, 1, 1, 0},
-    {"takeover", ALL, takeover, 2, 0, 0, 1, 1, 0},
+    {"takeover", ALL, takeover, 3, 0, 0, 1, 1, 0},
+    {"count", RANDOM, counter, 2, 4, 0, 3, 1, 200000},
     {"sleep", RANDOM, sleeper, 2, 2, 1, 1, 0, 200000},
     {"sleep_two", run<3, rl::random_scheduler>, sleeper, 2, 2, 1, 1, 0, 200000},
     {"room", RANDOM, room, 0, 2, 0, 0, 0, 200000},

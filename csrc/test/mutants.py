@@ -4,8 +4,8 @@ Usage: python csrc/test/mutants.py [name ...]; the status is 1 when a mutant sur
 (Debian: relacy-dev).
 
 Relacy lets a load see an old value, but no load or store changes places with a later one. So the release of
-mc_announce and the acquire of mc_deliver can be left out unseen; the mutants that write the two steps in
-the other order show what they prevent.
+mc_announce, the acquire of mc_deliver and the first release of mc_store_kept can be left out unseen; the mutants that
+write two steps in the other order show what the first two prevent.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ NO_READ_FENCE = (
 NO_RESERVATION = (
     "lane.c",
     "        mc_store_reserved(counters, c + n);\n",
-    "        (void)counters;\n",
+    "",
 )
 
 READ_CHECK = (
@@ -147,8 +147,34 @@ MUTANTS = [
     ),
     Mutant(
         "successor_lowers_reserved",
-        (("lane.c", "    if (r < c + n)\n", ""),),
+        (("lane.c", "    if (r < c + n) {\n", "    {\n"),),
         ("takeover",),
+    ),
+    Mutant(
+        "kept_of_any_row",
+        (("lane.c", "    if (mc_load_kept_of(counters) != c)\n        return -ESTALE;\n", ""),),
+        ("count",),
+    ),
+    Mutant(
+        "kept_without_a_second_look",
+        (("lane.c", "    return mc_load_committed(counters) == c ? 0 : -ESTALE;", "    return 0;"),),
+        ("count",),
+    ),
+    Mutant(
+        "relaxed_store_of_the_row_that_is_kept",
+        (("atomics.h", "&c->kept[1], of, memory_order_release", "&c->kept[1], of, memory_order_relaxed"),),
+        ("count",),
+    ),
+    Mutant(
+        "kept_again_by_a_successor",
+        (
+            (
+                "lane.c",
+                "    if (r < c + n) {\n        if (n == lane->capacity && c > 0) {",
+                "    {\n        if (n == lane->capacity && c > 0) {",
+            ),
+        ),
+        ("count",),
     ),
     Mutant(
         "no_waiter_fence",

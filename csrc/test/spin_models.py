@@ -51,6 +51,9 @@ MODELS = (
             "RESUME_BEHIND_THE_RESERVATION",
             "RESERVE_AFTER_THE_COPY",
             "NO_VALIDATION",
+            "NOTHING_KEPT",
+            "KEPT_AFTER_THE_RESERVATION",
+            "COUNTED_WITHOUT_A_SECOND_LOOK",
         ),
     ),
     Model(

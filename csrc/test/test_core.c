@@ -11,6 +11,7 @@
 #include "rows.h"
 
 enum { LIMIT = 1024 };
+static_assert(MC_STREAMING_BYTES <= 0x4040, "the least x86_non_temporal_threshold of glibc");
 
 static const uint64_t one_word[] = {8};
 
@@ -374,6 +375,24 @@ TEST(no_wake_up_is_lost_between_two_threads) {
     CHECK(pthread_create(&other, NULL, play, event_line) == 0);
     play(NULL);
     pthread_join(other, NULL);
+}
+
+enum { LAPS = 4000000 };
+
+static void *lap(void *lane) {
+    for (int i = 0; i < LAPS; i++)
+        append_rows(lane, 1);
+    return NULL;
+}
+
+TEST(a_lane_that_another_thread_laps_is_not_quarantined) {
+    struct mc_lane lane = make_lane(1, 1, one_word);
+    pthread_t other;
+    CHECK(pthread_create(&other, NULL, lap, &lane) == 0);
+    while (mc_lane_committed(&lane) < LAPS)
+        CHECK(mc_lane_check(&lane) == 0);
+    pthread_join(other, NULL);
+    free_lane(&lane);
 }
 
 int main(void) { return run_tests(); }

@@ -375,14 +375,15 @@ TEST(the_transitions_ever_inserted_are_counted_across_wraps_and_successors) {
     CHECK(mc_lanes_inserted(lanes, 2) == 0);
     for (int i = 0; i < 90; i++, inserted++) {
         struct mc_lane lane = lanes[i % 3 == 0];
-        open_writer(&f, lane);
-        CHECK(mc_lane_reserve(&lane, lane.capacity - 1, &first) == 0); /* and here it is killed */
+        CHECK(mc_lane_reserve(&lane, lane.capacity, &first) == 0);
+        memset(lane.column[0].base, 0xA5, lane.capacity * RECORD); /* and here it is killed */
         CHECK(mc_lanes_inserted(lanes, 2) == inserted);
+        open_writer(&f, lane);
         CHECK(add(&f, 1, i % 4 == 3 ? MC_TRUNCATED | MC_BOUNDARY : 0) >= 0);
     }
     CHECK(mc_lanes_inserted(lanes, 2) == inserted);
-    CHECK(mc_lane_reserve(&lanes[0], 3, &first) == 0); /* which fills the lane */
-    CHECK(mc_lanes_inserted(lanes, 2) == -ESTALE);
+    set_counters(&lanes[0], 5, 8); /* a reservation that kept nothing */
+    CHECK(mc_lanes_inserted(lanes, 2) == -ESTALE && mc_writer_open(&f.writer) == -EUCLEAN);
     set_counters(&lanes[0], MC_TICKET_LIMIT, MC_TICKET_LIMIT);
     CHECK(mc_lanes_inserted(lanes, 2) == -EUCLEAN);
     free_lane(&lanes[0]);

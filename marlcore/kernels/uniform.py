@@ -52,12 +52,12 @@ def list_sampleable(plan, sampleable):
     count = 0
     for lane in range(p.lanes):
         for ticket in range(int64_at(p.lo)[lane], int64_at(p.hi)[lane]):
+            if count == sampleable.shape[1]:
+                return count
             if check(p, lane, ticket)[0] == SAMPLEABLE and not is_marked(p, lane, ticket):
                 sampleable[0, count] = lane
                 sampleable[1, count] = ticket
                 count += 1
-                if count == sampleable.shape[1]:
-                    return count
     return count
 
 

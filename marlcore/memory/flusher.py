@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..closing import Closing
-from ..errors import SegmentCorrupt
+from ..errors import MarlcoreError
 from .files import File
 from .guard import invalidate_after_fork
 from .lanes import LaneGeometry, writer_lock
@@ -53,7 +53,7 @@ class Flushing:
         self._last: Mark | None = None  # the last mark on disk, of this flusher
 
     def flush(self) -> None:
-        """Puts every row that is committed now on disk, then a mark that says so. Raises OSError, SegmentCorrupt."""
+        """Puts every row that is committed now on disk, then a mark that says so. Raises OSError, MarlcoreError."""
         with self._turn:
             if self._marks.failed:
                 raise OSError(errno.EIO, "an earlier write of the file failed, so rows may never have reached the disk")
@@ -85,8 +85,7 @@ class Flushing:
         # Read before the lanes' counters, so that all rows below a cursor are also below the watermarks.
         slots, room = (self._kept or self._first_words)()
         lanes = np.zeros_like(before.lanes)
-        for lane in range(self._geometry.lanes):
-            lanes[WATERMARK, lane], lanes[NEWEST, lane] = self._newest_row(lane)
+        lanes[WATERMARK], lanes[NEWEST] = self._lanes.newest()
         capacity, added = self._geometry.capacity, lanes[WATERMARK] - before.lanes[WATERMARK]
         ahead = np.clip(2 * added, min(_LEAST_AHEAD, max(1, capacity // 4)), max(1, capacity // 4))
         wanted = np.maximum(lanes[WATERMARK], np.minimum(lanes[WATERMARK] + ahead, room))
@@ -113,13 +112,6 @@ class Flushing:
                 promises[lane] = max(wanted[lane], self._reserved[lane])
             self._marks.promise(lane, int(promises[lane]))
         return promises
-
-    def _newest_row(self, lane: int) -> tuple[int, int]:
-        """Returns how many rows a lane has, and the first word of the newest one."""
-        while committed := self._lanes.committed(lane):
-            if (record := self._lanes.record(lane, committed - 1)) is not None:
-                return committed, int(record.view(np.int64)[0])
-        return 0, 0
 
 
 class Flusher(Closing):
@@ -153,7 +145,7 @@ def _flush_until(flushing: Flushing, every_s: float, stopping: threading.Event) 
         while not stopping.wait(every_s):
             flushing.flush()
         flushing.flush()
-    except (OSError, SegmentCorrupt) as error:
+    except (OSError, MarlcoreError) as error:
         flushing.error = error
         log.error("%s: rows added from now on will not survive a power cut: %s", flushing.path, error)
     finally:

@@ -149,13 +149,20 @@ class NativeLanes:
         raw, row = self._nth(lane), pointer_to(source)
         return lambda: checked(lib.mc_lane_begin(raw)), lambda ticket: lib.mc_lane_finish(raw, ticket, row, given)
 
+    def newest(self) -> tuple[Ints, Ints]:
+        """Returns each lane's committed rows and the first word of the newest of them, or 0, int64 [lanes] each."""
+        committed, words = np.zeros((2, self.count), np.int64)
+        rows, heads = pointer_to(committed, "int64_t[]"), pointer_to(words, "int64_t[]")
+        checked(lib.mc_lanes_newest(self.raw, self.count, rows, heads))
+        return committed, words
+
     def inserted(self) -> int:
-        """Counts the transitions ever written to all lanes of a replay with a limiter, without boundary rows."""
+        """Counts the transitions ever written to all lanes, without boundary rows."""
         inserted: int = lib.mc_lanes_inserted(self.raw, self.count)
         return inserted if inserted >= 0 else checked(inserted)
 
     def written(self, lane: int) -> int:
-        """Counts the transitions ever written to a lane, without boundary rows; needs appends shorter than a lane."""
+        """Counts the transitions ever written to a lane, without boundary rows."""
         return checked(lib.mc_lanes_inserted(self._nth(lane), 1))
 
     def read(self, lane: int, ticket: int, rows: int, dest: NDArray[Any]) -> int:
@@ -190,21 +197,30 @@ class NativeLanes:
         """
         low, high, clears = pointer_to(lo, "int64_t[]"), pointer_to(hi, "int64_t[]"), self._glance
         own, seen = np.zeros(self.count, np.int64), 0
-        floors = pointer_to(own, "int64_t[]")
+        raise_to_own = self.raiser(own, lo, hi)
 
         def fill() -> int:
             nonlocal seen
             if clears[0] != seen:
                 number, own[:] = self.cleared()
                 seen = number  # last: after an interrupt, the next call looks again
-            code = lib.mc_lanes_window(self.raw, self.count, low, high)
-            if not code and seen:
-                code = lib.mc_windows_raise(self.count, floors, high, low)
-            if code:
+            if code := lib.mc_lanes_window(self.raw, self.count, low, high):
                 raise error_of(code)
+            if seen:
+                raise_to_own()
             return seen
 
         return fill
+
+    def raiser(self, floors: Ints, lo: Ints, hi: Ints) -> Callable[[], None]:
+        """Returns a function that raises lo to the floors, int64 [lanes], or SegmentCorrupt if one is above hi."""
+        pointers = [pointer_to(array, "int64_t[]") for array in (floors, hi, lo)]
+
+        def lift() -> None:
+            if code := lib.mc_windows_raise(self.count, *pointers):
+                raise error_of(code)
+
+        return lift
 
     def clear(self, settle: Callable[[], None] = lambda: None) -> None:
         """Hides the rows of all lanes from every reader; only one process at a time may be inside.

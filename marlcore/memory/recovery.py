@@ -17,7 +17,7 @@ from .watermark import NEWEST, PROMISED, WATERMARK, Mark, Marks, boot_id
 
 _PAUSE_S = 1e-3
 _COMMITTED, _RESERVED, _PLEDGED, _UPHELD = 0, 1, 4, 5  # words of a lane's counters line: struct mc_counters
-_FLOORS = slice(FLOORS, FLOORS + 2)
+_FLOORS, _KEPT = slice(FLOORS, FLOORS + 2), slice(10, 12)
 _NO_BOOT = bytes(16)
 
 Bytes = NDArray[np.uint8]
@@ -79,6 +79,7 @@ def _recover(body: Bytes, geometry: LaneGeometry, marks: Marks, mark: Mark, held
         _put_hollow_row(body, geometry, lane, int(whole[lane]) - 1, newest[lane])
     body[: ROOM_OFFSET + LINE] = 0  # announcements of processes that slept
     counters[:, _COMMITTED], counters[:, _RESERVED] = whole, reserved
+    counters[:, _KEPT] = 0  # of tickets that will come again
     # A clear may have reached the disk before its rows.
     counters[:, _FLOORS] = np.minimum(counters[:, _FLOORS], whole[:, None])
     slots = body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)].view(np.int64).reshape(-1, LINE // 8)

@@ -98,14 +98,15 @@ def put_arrays(put: Put, arrays: Mapping[str, NDArray[Any]], places: Mapping[str
 
 def _put_cut(put: Put, view: LaneView) -> None:
     body, lanes, geometry = view.segment.body, view.native, view.geometry
-    (lo, hi), now = np.zeros((2, lanes.count), np.int64), np.zeros((2, lanes.count), np.int64)
+    now = np.zeros((2, lanes.count), np.int64)
     copied, lowest, ok = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint8)
     look_again, validate = lanes.windows(*now), lanes.validator(copied, lowest, ok)
     slots = np.zeros((geometry.slots, LINE // 8), np.int64)
     lines = body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)]
     slots[:, 0] = lines.view(np.int64).reshape(slots.shape)[:, 0]
-    lanes.windows(lo, hi)()
-    newest = [lanes.record(lane, int(hi[lane]) - 1) for lane in range(lanes.count)]
+    hi, newest = lanes.newest()  # together: a lane may be lapped before a second look
+    look_again()
+    lo = np.minimum(now[0], hi)
     for lane in range(lanes.count):
         for begin, end in _runs(geometry, lane, int(lo[lane]), int(hi[lane])):
             put(begin, body[begin:end])
@@ -116,8 +117,7 @@ def _put_cut(put: Put, view: LaneView) -> None:
         if lo[lane] == hi[lane] > 0:  # a lane without rows keeps one without content, for the count of what was written
             lo[lane] -= 1
             row = np.zeros(geometry.stride(0) // 8, np.int64)
-            record = newest[lane]
-            row[0] = hollow(0 if record is None else int(record.view(np.int64)[0]))
+            row[0] = hollow(int(newest[lane]))
             put(geometry.record_offset(lane, int(lo[lane])), row.view(np.uint8))
         # committed, reserved: a reader's window is [reserved - capacity, committed).
         counters = np.array([hi[lane], lo[lane] + geometry.capacity], np.int64)

@@ -115,6 +115,7 @@ class ReadPlan:
         self._mark = 0  # of the present batch; see kernels/plan.py
         self._drawn = np.zeros(0 if replace else lanes.geometry.lanes * lanes.geometry.capacity, np.uint8)
         self._read_held = lanes.native.windows(self.windows[rows.LO], self.windows[rows.HI])
+        self._raise_to_floor = lanes.native.raiser(self.floor, self.windows[rows.LO], self.windows[rows.HI])
         shared: dict[str, Any] = dict(zip(("lo", "hi", "seam", "before"), self.windows, strict=True))
         shared |= {"generator": self.generator, "drawn": self._drawn}
         self._make = partial(_Sized, lanes, window, reads_more, shared)
@@ -137,10 +138,10 @@ class ReadPlan:
         self.plan["mark"] = self._mark
 
     def read_windows(self) -> None:
-        """Fills `windows` with the tickets that may be drawn now."""
+        """Fills `windows` with the tickets that may be drawn now. Raises SegmentCorrupt if counters went back."""
         self.cleared = self._read_held()
         if self.has_floor:
-            np.maximum(self.windows[rows.LO], self.floor, out=self.windows[rows.LO])
+            self._raise_to_floor()
 
     def set_floor(self, tickets: NDArray[np.int64]) -> None:
         """Sets the lowest tickets to draw, int64 [lanes]; they must not exceed the committed tickets."""

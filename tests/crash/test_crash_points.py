@@ -29,6 +29,7 @@ POINTS = {
     "add_frame": {"store": 7, "copy": 2, "futex": 1},
     "add_boundary": {"store": 10, "copy": 4, "futex": 1},
     "add_batch": {"store": 20, "copy": 4, "futex": 1},
+    "add_whole": {"store": 20, "copy": 4, "futex": 1},
     "add_vector": {"store": 20, "copy": 8, "futex": 1},
     "add_shared": {"store": 7, "copy": 4, "futex": 1, "fcntl": 2},
     "add_limited": {"store": 12, "futex": 1},
@@ -115,7 +116,15 @@ BROKEN = [
         "    mc_store_committed(mc_counters_of(lane), first + n);\n",
     )), ())),
     ("kill", "add_batch", "torn or wrong", mutants.Mutant("successor_lowers_reserved", ((
-        "lane.c", "    if (r < c + n)\n", "",
+        "lane.c", "    if (r < c + n) {\n", "    {\n",
+    ),), ())),
+    ("kill", "add_whole", "writers overwrote every row", mutants.Mutant("keeps_nothing", ((
+        "lane.c", "            mc_store_kept(counters, mc_lane_word(lane, c - 1), c);\n", "",
+    ),), ())),
+    ("kill", "add_whole", "writers overwrote every row", mutants.Mutant("keeps_after_it_reserves", ((
+        "lane.c",
+        "        if (n == lane->capacity && c > 0) {",
+        "        mc_store_reserved(counters, c + n);\n        if (n == lane->capacity && c > 0) {",
     ),), ())),
     ("fail", "claim", "a lane has two writers", mutants.Mutant("lock_that_fails_is_taken_for_held", ((
         "locks.c", "    return errno == EACCES ? -EAGAIN : -errno;\n", "    return errno == EAGAIN ? -EAGAIN : 0;\n",

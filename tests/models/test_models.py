@@ -23,7 +23,7 @@ needs_spin = pytest.mark.skipif(
 SCENARIOS = {
     "lane": ("sample", "sample_pairs", "sample_stale", "sample_streamed"),
     "weights": ("newest_of_1", "newest_of_2", "newest_of_3", "device_of_2"),
-    "takeover": ("takeover",),
+    "takeover": ("takeover", "count"),
     "wake-up": ("sleep", "sleep_two", "room"),
 }
 """The cases of model_lane.cpp, by the part of the core that they are about."""

@@ -82,7 +82,6 @@ class Add:
         for tickets in ([committed], range(committed + 1, committed + 5)):
             self.write(tickets)
             self.look()
-        assert self.mapped.lanes.written(0) == committed + 5 - len(self.boundaries)
 
     def write(self, tickets: Any) -> None:
         """A successor adds these rows; to a shared lane, a writer that was there all along."""
@@ -100,6 +99,8 @@ class Add:
         last = {*self.seams, *self.boundaries, committed - 1}
         wanted = set(held) - (set() if self.spec.next_obs else last)
         assert len(self.replay) == len(set(held) - self.boundaries), "torn or wrong: the count of rows"
+        written = self.mapped.lanes.written(0)
+        assert written == committed - len(self.boundaries), "torn or wrong: the count of what was written"
         drawn: set[int] = set()
         for _ in range(40):
             if drawn != wanted:
@@ -136,6 +137,12 @@ class AddBatch(AddFrame):
 
     def add(self, ticket: int) -> int:
         return self.writer.add_batch(**rows(self.spec, range(ticket, ticket + self.written)))
+
+
+class AddWhole(AddBatch):
+    """As many rows as the lane has: the last one overwrites the newest before it."""
+
+    written = CAPACITY
 
 
 class AddVector(Add):
@@ -411,7 +418,7 @@ class Draw(Add):
 
 OF_REPLAYS = {
     "create": Create, "attach": Attach, "claim": Claim, "add": Add, "add_frame": AddFrame,
-    "add_boundary": AddBoundary, "add_batch": AddBatch, "add_vector": AddVector, "add_shared": AddShared,
-    "add_limited": AddLimited, "draw": Draw, "clear": Clear, "save": Save, "close": Close, "sweep": Sweep,
-    "create_file": CreateFile,
+    "add_boundary": AddBoundary, "add_batch": AddBatch, "add_whole": AddWhole, "add_vector": AddVector,
+    "add_shared": AddShared, "add_limited": AddLimited, "draw": Draw, "clear": Clear, "save": Save,
+    "close": Close, "sweep": Sweep, "create_file": CreateFile,
 }  # fmt: skip

@@ -11,16 +11,32 @@
 #define whole(t, r) (t + ROWS >= r)
 
 byte committed, reserved;
+byte kept;                  /* the first word of the newest row, while an append overwrites that */
 byte row[ROWS * 2];         /* what each word holds: 8 * ticket + the writer's number, 0 at first */
 byte truth[TICKETS];        /* what was committed as each ticket's row */
 byte owner;                 /* of the lane's kernel lock: a writer's number, 0 for none */
 byte doomed;                /* the number of a writer that was sent SIGKILL */
 byte started;               /* writers that have claimed the lane; in the order of their numbers */
 
+inline read_newest(word) {
+#ifndef NOTHING_KEPT
+    if
+    :: whole(c - 1, r) -> word = row[2 * ((c - 1) % ROWS)]
+    :: else -> word = kept
+    fi
+#else
+    word = row[2 * ((c - 1) % ROWS)]
+#endif
+}
+
 inline reserve() {
     c = committed;
     r = reserved;
     assert(c <= r && r - c <= ROWS);  /* a successor is never refused the lane: its counters are sane */
+    if
+    :: c > 0 -> read_newest(n); assert(n == truth[c - 1])
+    :: else
+    fi;
 #ifdef RESUME_BEHIND_THE_RESERVATION
     c = r;
 #endif
@@ -34,7 +50,15 @@ inline reserve() {
 #else
 #ifndef RESERVE_AFTER_THE_COPY
     if
-    :: r < c + n -> reserved = c + n
+    :: r < c + n ->
+#ifdef KEPT_AFTER_THE_RESERVATION
+        reserved = c + n;
+#endif
+        if
+        :: n == ROWS && c > 0 -> kept = row[2 * ((c - 1) % ROWS)]
+        :: else
+        fi;
+        reserved = c + n
     :: else
     fi
 #endif
@@ -110,6 +134,29 @@ end:
     od
 }
 
+/* Counts what was written by the newest row's first word. */
+proctype counter() {
+    byte c, r, word;
+    c = committed;
+    r = reserved;
+    if
+    :: c > 0 ->
+        read_newest(word);
+        d_step {
+            if
+#ifdef COUNTED_WITHOUT_A_SECOND_LOOK
+            :: true ->
+#else
+            :: (whole(c - 1, r) -> whole(c - 1, reserved) : committed == c) ->
+#endif
+                assert(word == truth[c - 1])
+            :: else
+            fi
+        }
+    :: else
+    fi
+}
+
 proctype reader() {
     byte c, r, t, first, second;
     c = committed;
@@ -149,6 +196,9 @@ init {
         :: else -> break
         od;
         run killer();
-        run reader()
+        if
+        :: run counter()
+        :: run reader()
+        fi
     }
 }

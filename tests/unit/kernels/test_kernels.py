@@ -16,6 +16,7 @@ import marlcore
 from marlcore import ReplayBuffer
 from marlcore.kernels import columns, powers, random, uniform
 from marlcore.kernels.jit import Kernel, jit
+from marlcore.transitions import ReadPlan, Window
 
 
 @jit
@@ -65,6 +66,13 @@ def test_batches_are_right_where_few_rows_may_be_drawn(few, monkeypatch):
     monkeypatch.setattr(uniform, "draw", lambda *args: (0, 0))  # as chance draws among many more rows would
     counts = np.bincount(replay.sampler(300, n_step=1800, seed=0).sample().index, minlength=3)
     assert ((counts - 100) ** 2 / 100).sum() <= chi_square_limit(3)
+
+
+def test_a_list_without_room_stays_empty(few):
+    plan = ReadPlan(few[0].view(), Window(), 4)
+    plan.read_windows()
+    around = np.full((2, 3), -1)
+    assert uniform.list_sampleable(plan.plan, around[:, 1:1]) == 0 and (around == -1).all()
 
 
 def test_a_listed_row_overwritten_meanwhile_is_replaced(few, monkeypatch):

@@ -180,6 +180,30 @@ def test_a_lane_whose_rows_are_all_in_doubt_counts_on(path: Path, reboot: Callab
         assert set(replay.sampler(4, min_size=1).sample(timeout=0.0).action.tolist()) <= {37, 38}
 
 
+def test_a_writer_killed_over_the_newest_row_stops_no_mark(path: Path, reboot: Callable[[], None]) -> None:
+    def write(replay: mc.ReplayBuffer, rows: int) -> None:
+        with replay.writer() as writer:
+            for _ in range(rows):
+                writer.add(0.0, 0.0, 0.0, next_obs=0.0)
+
+    def work() -> mc.ReplayBuffer:
+        spec = mc.TransitionSpec(mc.Field(), mc.Field(), next_obs=True)
+        replay = mc.ReplayBuffer.create(spec, 1, path=path, durable=RARELY)
+        write(replay, 5)
+        mapped = Mapped(replay)
+        begin, _ = mapped.lanes.appender_in_steps(0, mapped.body, 0)
+        assert begin() == 5
+        flush(replay)
+        return replay
+
+    die(work)
+    reboot()
+    with mc.ReplayBuffer.attach(path) as replay:
+        assert replay.inserted == 5
+        write(replay, 1)
+        assert replay.inserted == 6
+
+
 def test_writers_need_no_flusher(path: Path, reboot: Callable[[], None]) -> None:
     """The process that was the flusher died; a writer that laps puts its own promise on disk."""
     with create(path) as replay:

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 from mapped import Mapped
 from model import SPECS, Model, chi_square_limit, fill
+from refused import check_refused
 from seams import trusting
+from victims import fork, reap
 
 from marlcore import (
     ClosedError,
     Field,
     NotEnoughData,
+    Prioritized,
     RateLimiter,
     ReplayBuffer,
     SegmentCorrupt,
@@ -354,8 +357,27 @@ def test_min_size_counts_from_the_clearing(limiter):
             sampler.load_state_dict(sampler.state_dict() | {"floor": np.array([30, 1000])})
 
 
+@pytest.mark.parametrize("options", [{}, {"replace": False}, {"prioritized": Prioritized()}], ids=str)
+def test_counters_that_went_back_behind_a_clearing_are_refused(options):
+    """In a child's process: a window of negative length once led a kernel out of its arrays."""
+
+    def work():
+        with ReplayBuffer.create(SCALAR, 40_000, lanes=2) as replay:
+            add_tickets(replay, 0, 10_000)
+            sampler = replay.sampler(8, **options)
+            sampler.clear()
+            with replay.writer(1) as writer:
+                for ticket in range(9995):  # as many as the other lane has too few
+                    writer.add(ticket, ticket, 0.0)
+            Mapped(replay).counters()[:] = 5
+            for call in (sampler.sample, sampler.can_sample, sampler.clear, sampler.state_dict):
+                check_refused(call, SegmentCorrupt, "contradict one another")
+
+    assert reap(fork(work)) == 0
+
+
 def test_a_cleared_sampler_bears_a_lane_torn_whole():
-    """A writer died in an append of a whole lane, so the next writer continues the counts of a torn row."""
+    """A writer died in an append of a whole lane; the next writer continues the counts."""
     with ReplayBuffer.create(SCALAR, 16, lanes=2) as replay:
         write(replay, 3)
         sampler = replay.sampler(64, min_size=4)

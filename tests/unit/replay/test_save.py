@@ -22,7 +22,7 @@ from seams import patch, trusting
 from tiers import long_but
 
 import marlcore as mc
-from marlcore.memory import LINE, Segment
+from marlcore.memory import LINE, NativeLanes, Segment
 from marlcore.transitions import RecordLayout
 
 WORDS = {"in the record": 4, "in a column of its own": 64}
@@ -170,10 +170,47 @@ def test_a_wholly_lapped_lane_is_saved_empty(tmp_path, monkeypatch):
         replay.save(tmp_path / "save")
     with mc.ReplayBuffer.load(tmp_path / "save") as copy:
         assert window(copy) == [(7, 8)]  # a row without content, for the count of what was written
-        assert len(copy) == 0
+        assert (len(copy), copy.inserted) == (0, 8)
         with copy.writer() as writer:
             assert writer.add(np.zeros(4, np.uint64), 0, 1.0, True) == 8
         assert len(copy) == 1
+
+
+def test_a_save_keeps_the_count_of_a_lane_that_is_lapped_at_each_look(tmp_path, monkeypatch):
+    windows, counts = NativeLanes.windows, []
+
+    def lapped_windows(lanes, *arrays):
+        def look():
+            seen = fill()
+            counts.append(replay.inserted)
+            for _ in range(2):
+                add_rows(writer, 4, 0, 8)
+            return seen
+
+        fill = windows(lanes, *arrays)
+        return look
+
+    with mc.ReplayBuffer.create(spec_of(4), 8) as replay, replay.writer() as writer:
+        add_rows(writer, 4, 0, 8)
+        add_rows(writer, 4, 0, 5)
+        with monkeypatch.context() as patched:
+            patched.setattr(NativeLanes, "windows", lapped_windows)
+            replay.save(tmp_path / "save")
+    with mc.ReplayBuffer.load(tmp_path / "save") as copy:
+        assert (len(copy), copy.inserted) == (0, counts[0]) == (0, 13)
+
+
+def test_a_save_keeps_the_count_of_a_lane_whose_writer_was_killed_over_all_of_it(tmp_path):
+    obs = np.zeros(4, np.uint64)
+    with mc.ReplayBuffer.create(spec_of(4, next_obs=True), 1) as replay, replay.writer() as writer:
+        for ticket in range(5):
+            writer.add(obs, ticket, 0.0, next_obs=obs)
+        mapped = Mapped(replay)
+        begin, _ = mapped.lanes.appender_in_steps(0, mapped.body, 0)
+        assert begin() == 5
+        replay.save(tmp_path / "save")
+        with mc.ReplayBuffer.load(tmp_path / "save") as copy:
+            assert (len(copy), copy.inserted) == (0, replay.inserted) == (0, 5)
 
 
 def test_a_loaded_copy_is_independent_of_its_save(tmp_path):
