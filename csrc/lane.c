@@ -150,6 +150,20 @@ static uint64_t mc_lane_word(const struct mc_lane *lane, uint64_t ticket) {
     return word;
 }
 
+/* Apart, since it is rare: killed before its commit, such an append leaves no whole row. */
+__attribute__((noinline)) static int mc_lane_reserve_whole(struct mc_lane *lane, uint64_t c,
+                                                           uint64_t *first) {
+    struct mc_counters *counters = mc_counters_of(lane);
+    if (c > 0) {
+        mc_store_kept(counters, mc_lane_word(lane, c - 1), c);
+        mc_fence_write(); /* a successor that finds the reservation finds what was kept */
+    }
+    mc_store_reserved(counters, c + lane->capacity);
+    mc_fence_write_streaming();
+    *first = c;
+    return 0;
+}
+
 int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first) {
     struct mc_counters *counters = mc_counters_of(lane);
     uint64_t c = mc_load_committed(counters);
@@ -163,10 +177,8 @@ int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first) {
     /* A predecessor killed inside a longer append may have reserved more. Lowering reserved would let a
      * reader accept a row that the predecessor had begun to overwrite. */
     if (r < c + n) {
-        if (n == lane->capacity && c > 0) { /* killed before its commit, it leaves no whole row */
-            mc_store_kept(counters, mc_lane_word(lane, c - 1), c);
-            mc_fence_write(); /* a successor that finds the reservation finds what was kept */
-        }
+        if (n == lane->capacity)
+            return mc_lane_reserve_whole(lane, c, first);
         mc_store_reserved(counters, c + n);
     }
     for (uint64_t k = 0; k < lane->columns; k++)

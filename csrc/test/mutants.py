@@ -170,8 +170,8 @@ MUTANTS = [
         (
             (
                 "lane.c",
-                "    if (r < c + n) {\n        if (n == lane->capacity && c > 0) {",
-                "    {\n        if (n == lane->capacity && c > 0) {",
+                "    if (r < c + n) {\n        if (n == lane->capacity)",
+                "    {\n        if (n == lane->capacity)",
             ),
         ),
         ("count",),

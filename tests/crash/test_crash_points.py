@@ -119,12 +119,12 @@ BROKEN = [
         "lane.c", "    if (r < c + n) {\n", "    {\n",
     ),), ())),
     ("kill", "add_whole", "writers overwrote every row", mutants.Mutant("keeps_nothing", ((
-        "lane.c", "            mc_store_kept(counters, mc_lane_word(lane, c - 1), c);\n", "",
+        "lane.c", "        mc_store_kept(counters, mc_lane_word(lane, c - 1), c);\n", "",
     ),), ())),
     ("kill", "add_whole", "writers overwrote every row", mutants.Mutant("keeps_after_it_reserves", ((
         "lane.c",
-        "        if (n == lane->capacity && c > 0) {",
-        "        mc_store_reserved(counters, c + n);\n        if (n == lane->capacity && c > 0) {",
+        "    if (c > 0) {\n        mc_store_kept",
+        "    mc_store_reserved(counters, c + lane->capacity);\n    if (c > 0) {\n        mc_store_kept",
     ),), ())),
     ("fail", "claim", "a lane has two writers", mutants.Mutant("lock_that_fails_is_taken_for_held", ((
         "locks.c", "    return errno == EACCES ? -EAGAIN : -errno;\n", "    return errno == EAGAIN ? -EAGAIN : 0;\n",
