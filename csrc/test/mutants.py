@@ -57,9 +57,8 @@ NO_READ_FENCE = (
     "static inline void mc_fence_read(void) {}",
 )
 NO_RESERVATION = (
-    "lane.c",
-    "        mc_store_reserved(counters, c + n);\n",
-    "",
+    ("lane.c", "        mc_store_reserved(counters, c + n);\n", ""),
+    ("lane.c", "    mc_store_reserved(counters, c + lane->capacity);\n", ""),
 )
 
 READ_CHECK = (
@@ -120,7 +119,7 @@ MUTANTS = [
     Mutant(
         "reserve_after_the_copy",
         (
-            NO_RESERVATION,
+            *NO_RESERVATION,
             (
                 "lane.c",
                 "    mc_store_committed(mc_counters_of(lane), first + n);\n",

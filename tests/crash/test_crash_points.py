@@ -109,7 +109,7 @@ COMMITS_BEFORE = (
 BROKEN = [
     ("kill", "add_frame", "torn or wrong", mutants.Mutant("commits_before_it_writes", (COMMITS_BEFORE,), ())),
     ("kill", "add_vector", "torn or wrong", mutants.Mutant("commits_each_lane_too_early", (COMMITS_BEFORE,), ())),
-    ("kill", "add", "torn or wrong", mutants.Mutant("does_not_reserve", (mutants.NO_RESERVATION, (
+    ("kill", "add", "torn or wrong", mutants.Mutant("does_not_reserve", (*mutants.NO_RESERVATION, (
         "lane.c",
         "    mc_store_committed(mc_counters_of(lane), first + n);\n",
         "    mc_store_reserved(mc_counters_of(lane), first + n);\n"
