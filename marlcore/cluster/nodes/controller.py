@@ -9,7 +9,6 @@ from functools import partial
 
 from ...cluster import Leases, WeightsLink
 from ...config import node_names
-from ...errors import Fenced
 from ...processes import Control, Telemetry, failure_of
 from ...run import Memory, Remote, RunSpec, deal_steps
 from ...weights import ParameterStore
@@ -76,7 +75,7 @@ class Controller(Remote):
         for seat in self._seats:
             try:
                 seat.poll()
-            except (AgentLost, Fenced, ValueError) as error:  # ValueError: the machine cannot do the work
+            except (AgentLost, ValueError) as error:  # ValueError: the machine cannot do the work
                 seat.lose(str(error))
         if now >= self._patient_until:
             for number in self._leases.expire():

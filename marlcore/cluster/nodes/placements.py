@@ -86,8 +86,8 @@ class Placement(ABC):
     def poll(self) -> None:
         """Takes the agent's answer if it has come, and makes the next call if that is due.
 
-        Raises AgentLost, Fenced or ValueError if the agent is lost or its machine cannot do the work; WorkerFailed if a
-        worker of the agent failed for good.
+        Raises AgentLost or ValueError if the agent is lost or its machine cannot do the work; WorkerFailed if a worker
+        of the agent failed for good.
         """
         now, agent = time.monotonic(), self.agent
         if agent is None:
