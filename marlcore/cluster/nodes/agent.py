@@ -87,8 +87,12 @@ class Agent:
             if node.error is not None and self._failed is None:
                 self._fail(node.error)
             if isinstance(node.error, Fenced) or time.monotonic() - self._heard > abandoned_s:
-                self.end()
-                os._exit(1)  # the controller has given up this agent
+                try:
+                    self.end()
+                except Exception:
+                    log.exception("this machine's part of the run did not end in order")
+                finally:
+                    os._exit(1)  # the controller has given up this agent
 
     def _made(self, make: Callable[[ExitStack, Any], Any], orders: Any) -> Any:
         try:

@@ -3,9 +3,10 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
@@ -30,12 +31,14 @@ class Work:
         self.begun, self.may, self.closed = Event(), Event(), Event()
         self.failure: Exception | None = None
         self.node = SimpleNamespace(error=None, beat=lambda orders: "a status")
+        self.ends: Callable[[], Any] = int
 
     def __call__(self, stack: ExitStack, orders: Any) -> Any:
         self.begun.set()
         self.may.wait()
         if self.failure is not None:
             raise self.failure
+        stack.callback(lambda: self.ends())
         stack.callback(self.closed.set)
         return self.node
 
@@ -109,16 +112,16 @@ def test_a_relays_failure_is_told_and_logged(
     made.end()
 
 
-@pytest.mark.parametrize("why", ["abandoned", "fenced"])
-def test_an_agent_that_is_given_up_ends(
-    why: str, work: Work, exits: Event, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("why", ["abandoned", "fenced", "its part cannot be closed"])
+def test_an_agent_that_is_given_up_ends(why: str, work: Work, exits: Event, caplog: pytest.LogCaptureFixture) -> None:
     made = agent.Agent()
     made.begin(b"", None, 2.0)
     if why == "fenced":
         work.node.error = Fenced("seat 0: epoch 1 has ended")
     else:
         made._heard = float("-inf")
+    if why == "its part cannot be closed":
+        work.ends = partial(os.close, -1)
     work.may.set()
     assert exits.wait(10.0) and work.closed.is_set()
     assert ("epoch 1 has ended" in caplog.text) == (why == "fenced")
