@@ -59,7 +59,7 @@ class Controller(Remote):
 
     @property
     def done(self) -> bool:
-        ended = all(seat.done for seat in self.actors if seat.agent is not None)
+        ended = all(seat.done for seat in self.actors if seat.epoch)
         arrived = all(uplink.drained() for uplink in self._uplinks.values())
         return ended and arrived and self._control.steps >= self._config.total_steps
 
@@ -107,7 +107,7 @@ class Controller(Remote):
 
     def _deal(self) -> None:
         """Divides the run's steps again if the set of working nodes has changed."""
-        working = [seat.name for seat in self.actors if seat.agent is not None]
+        working = [seat.name for seat in self.actors if seat.works]
         if working != self._dealt_to:
             self._dealt_to = working
             deal_steps(self._control, self._config, working)

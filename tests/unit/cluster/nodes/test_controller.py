@@ -210,6 +210,29 @@ def test_an_agent_that_never_starts_is_given_up(scene: Scene) -> None:
     assert scene.controller.actors[0].agent is None and scene.fenced == [0, 0]
 
 
+def test_an_agent_has_a_share_once_it_begins(scene: Scene) -> None:
+    late = scene.spare[0]
+    late.silent = True  # as on a machine whose CPUs another job holds
+    scene.agents[0].status = ray_cluster.AgentLost("gone")
+    scene.tick(times=8)
+    assert scene.controller.actors[0].agent is late and scene.shares() == [150, 0, 150]
+    late.silent = False
+    scene.tick(times=2)
+    (method, _, orders, _) = late.asked[-1]
+    assert method == "begin" and orders.share == 100 and scene.shares() == [100, 100, 100]
+
+
+def test_a_run_does_not_wait_for_an_agent_that_has_not_begun(scene: Scene) -> None:
+    scene.spare[0].silent = True
+    scene.agents[0].status = ray_cluster.AgentLost("gone")
+    scene.tick(times=8)
+    assert scene.shares() == [150, 0, 150]
+    scene.agents[1].status = actors.Status(150, done=True)
+    scene.control.workers["actor-0"].store(STEPS, 150)
+    scene.tick(times=4)
+    assert scene.controller.actors[0].agent is not None and scene.controller.done
+
+
 def test_a_failure_on_a_node_ends_the_run(scene: Scene) -> None:
     scene.agents[1].status = actors.Status(failed=mc.WorkerFailed("actor-2", "environment", "Traceback: no screen"))
     with pytest.raises(mc.WorkerFailed, match="actor-2 on node-1, b's environment failed: Traceback: no screen"):
