@@ -73,7 +73,7 @@ def start_ingest(make: Callable[[], Mapping[str, Ingest]], *, threads: int = 8, 
         ray.get(actor.stats.remote())
     except ray.exceptions.RayError as error:
         ray.kill(actor)
-        raise _plain(error, "the ingest") from None
+        raise _plain(ray, error, "the ingest") from None
     return actor
 
 
@@ -114,7 +114,7 @@ class RayLink:
             if (error := done.exception()) is None:
                 answer.set_result(done.result())
             else:
-                answer.set_exception(_plain(error, "the ingest"))
+                answer.set_exception(_plain(self._ray, error, "the ingest"))
 
         arrived.add_done_callback(pass_on)
         return answer
@@ -241,7 +241,7 @@ def _named(ray: Any, name: str, namespace: str | None, host: str) -> Any:
     try:
         return ray.get_actor(name, namespace)
     except ValueError as error:
-        raise _plain(error, host) from None
+        raise _plain(ray, error, host) from None
 
 
 @contextmanager
@@ -250,13 +250,15 @@ def _reaching(ray: Any, host: str) -> Iterator[None]:
     try:
         yield
     except (ray.exceptions.RayError, OSError) as error:  # OSError: this node's raylet is dead
-        raise _plain(error, host) from None
+        raise _plain(ray, error, host) from None
 
 
-def _plain(error: BaseException, host: str) -> BaseException:
+def _plain(ray: Any, error: BaseException, host: str) -> BaseException:
     """Returns the exception of the actor's method that Ray's error wraps, or else LinkLost."""
     cause = getattr(error, "cause", None)  # of a RayTaskError
-    if isinstance(cause, Exception):
+    if isinstance(cause, ray.exceptions.RayError):
+        error = cause  # Ray failed the method, for example since an object store is full for a moment
+    elif isinstance(cause, Exception):
         return cause
     return LinkLost(f"{host} cannot be reached: {' '.join(str(error).split())[:200]}")
 

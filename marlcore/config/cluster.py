@@ -69,7 +69,7 @@ class ClusterConfig(Declared):
     """Policies whose learner and replay run on another machine, each with the resources that Ray reserves there, such
     as agent_0 GPU=1,CPU=4; in Python and files also {"agent_0": {"GPU": 1}}. By default Ray reserves one CPU. All other
     learners run on this machine. The run's directory must be on a shared file system."""
-    lease_seconds: Annotated[float, Number(0.2)] = 2.0
+    lease_seconds: Annotated[float, Number(0.5)] = 2.0
     """Seconds without a message after which a machine counts as lost: its later rows are refused, and other machines
     take its share of the steps."""
     sync_seconds: Annotated[float, Number(0)] = 0.05

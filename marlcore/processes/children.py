@@ -198,7 +198,7 @@ def _surroundings(name: str) -> dict[str, Any]:
 
 
 def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFailed:
-    """Returns a worker's failure for the exception being handled, with a traceback unless the message suffices.
+    """Returns a worker's failure for an exception, with a traceback unless the message suffices.
 
     `short` leaves out this package's frames.
     """
@@ -209,7 +209,7 @@ def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFa
     users = short_traceback(error) if short else None
     if users == "" and isinstance(error, EnvironmentFailed):  # the environment returned a value that was refused
         return WorkerFailed(name, "environment", str(error))
-    said = f"(without marlcore's own frames)\n{users}" if users else traceback.format_exc()
+    said = f"(without marlcore's own frames)\n{users}" if users else "".join(traceback.format_exception(error))
     if "__main__" in str(error) and re.search("pickle|get attribute", str(error)):
         said = f"{said.rstrip()}\n{OF_MAIN}"
     text = said.encode(errors="backslashreplace")  # a lone surrogate has no UTF-8

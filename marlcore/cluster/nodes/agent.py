@@ -1,5 +1,6 @@
 """The agent of a machine: a Ray actor that runs the workers there, and answers the controller."""
 
+import logging
 import os
 import pickle
 import sys
@@ -21,12 +22,14 @@ from .remains import began
 LOOK_S = 0.2  # seconds between the thread's checks of the agent's state
 ABANDONED_S = 30.0  # seconds without a call from the controller after which an agent ends; at least 10 leases
 
+log = logging.getLogger(__name__)
+
 
 class Agent:
     """A machine's agent.
 
-    `begin` returns at once; a thread makes the machine's part of the run. If a relay of this part fails, or if the
-    controller falls silent, the thread ends the part and this process.
+    `begin` returns at once; a thread makes the machine's part of the run. If this part is fenced, or if the controller
+    falls silent, the thread ends the part and this process. `beat` tells the controller of any other failure.
     """
 
     def __init__(self) -> None:
@@ -59,9 +62,13 @@ class Agent:
         """Passes orders to the run's part, and returns its status, or None while the part is being made."""
         self._heard = time.monotonic()
         with self._lock:
-            if self._failed is not None:
-                return Status(failed=self._failed)
-            return None if self._node is None else self._node.beat(orders)
+            if self._failed is None and self._node is not None:
+                try:
+                    status: Status = self._node.beat(orders)
+                    return status
+                except Exception as error:  # the exception that ended a relay or a mirror
+                    self._fail(error)
+            return None if self._failed is None else Status(failed=self._failed)
 
     def end(self) -> None:
         """Ends the run's part; removes its segments, and the segments of agents that were lost on this machine."""
@@ -77,9 +84,15 @@ class Agent:
                 return
         while not self._ends:
             time.sleep(LOOK_S)
-            if node.error is not None or time.monotonic() - self._heard > abandoned_s:
-                self.end()
-                os._exit(1)  # the controller has given up this agent
+            if node.error is not None and self._failed is None:
+                self._fail(node.error)
+            if isinstance(node.error, Fenced) or time.monotonic() - self._heard > abandoned_s:
+                try:
+                    self.end()
+                except Exception:
+                    log.exception("this machine's part of the run did not end in order")
+                finally:
+                    os._exit(1)  # the controller has given up this agent
 
     def _made(self, make: Callable[[ExitStack, Any], Any], orders: Any) -> Any:
         try:
@@ -88,11 +101,16 @@ class Agent:
                 with self._lock:
                     self._node, self._stack = node, stack.pop_all()
             return node
-        except (ConnectionError, Fenced) as error:
-            self._failed = WorkerFailed(SUPERVISOR, "death", str(error))  # counts as a lost agent, which is replaced
         except Exception as error:  # the algorithm may raise anything
-            self._failed = failure_of("agent", error)
+            self._fail(error)
         return None
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, ConnectionError | Fenced):
+            self._failed = WorkerFailed(SUPERVISOR, "death", str(error))  # counts as a lost agent, which is replaced
+        else:
+            self._failed = failure_of("agent", error)
+        log.warning("this machine's part of the run failed", exc_info=error)
 
 
 def make_once(env_fn: Callable[[], Any]) -> None:

@@ -9,7 +9,6 @@ from functools import partial
 
 from ...cluster import Leases, WeightsLink
 from ...config import node_names
-from ...errors import Fenced
 from ...processes import Control, Telemetry, failure_of
 from ...run import Memory, Remote, RunSpec, deal_steps
 from ...weights import ParameterStore
@@ -30,7 +29,7 @@ class Controller(Remote):
         """`uplinks`: by policy, this machine's uplink to a learner on another machine."""
         self._cluster, self._control, self._uplinks = cluster, control, uplinks
         self._config = config = spec.config
-        self._looked = self._ticked = self._patient_until = 0.0
+        self._looked = 0.0
         names = self._dealt_to = node_names(config)  # at first, every node has a share of the steps
         seats, lease_seconds = config.cluster.seats, config.cluster.lease_seconds
         apart = [policy for policy in spec.policies if policy.name in uplinks]
@@ -60,7 +59,7 @@ class Controller(Remote):
 
     @property
     def done(self) -> bool:
-        ended = all(seat.done for seat in self.actors if seat.agent is not None)
+        ended = all(seat.done for seat in self.actors if seat.epoch)
         arrived = all(uplink.drained() for uplink in self._uplinks.values())
         return ended and arrived and self._control.steps >= self._config.total_steps
 
@@ -69,18 +68,13 @@ class Controller(Remote):
         return [seat.name for seat in self.learners if seat.unfinished]
 
     def tick(self) -> None:
-        now, lease = time.monotonic(), self._config.cluster.lease_seconds
-        if now - self._ticked > lease / 2:  # this process was stopped, and read no answers meanwhile
-            self._patient_until = now + lease
-        self._ticked = now
         for seat in self._seats:
             try:
                 seat.poll()
-            except (AgentLost, Fenced, ValueError) as error:  # ValueError: the machine cannot do the work
+            except (AgentLost, ValueError) as error:  # ValueError: the machine cannot do the work
                 seat.lose(str(error))
-        if now >= self._patient_until:
-            for number in self._leases.expire():
-                self._seats[number].lose(f"it was silent for {lease:g} s")
+        for number in self._leases.expire():
+            self._seats[number].lose(f"it was silent for {self._leases.lease_seconds:g} s")
         for name, uplink in self._uplinks.items():
             try:
                 uplink.check()
@@ -104,16 +98,16 @@ class Controller(Remote):
         empty, now = [seat for seat in seats if seat.is_due], time.monotonic()
         if not empty or now - self._looked < LOOK_S:
             return
-        self._looked = now
+        self._looked, nodes = now, self._cluster.nodes()
         for seat in sorted(empty, key=lambda seat: isinstance(seat, ActorPlacement)):  # learners first
-            if (machine := next(self._cluster.free(seat.role), None)) is not None:
+            if (machine := next(self._cluster.free(seat.role, nodes), None)) is not None:
                 seat.start(machine)
             elif isinstance(seat, LearnerPlacement):
                 seat.say_waiting()
 
     def _deal(self) -> None:
         """Divides the run's steps again if the set of working nodes has changed."""
-        working = [seat.name for seat in self.actors if seat.agent is not None]
+        working = [seat.name for seat in self.actors if seat.works]
         if working != self._dealt_to:
             self._dealt_to = working
             deal_steps(self._control, self._config, working)

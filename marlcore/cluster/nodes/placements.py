@@ -74,6 +74,11 @@ class Placement(ABC):
         """Whether the place is empty and its next agent may start."""
         return self.agent is None and time.monotonic() >= self._due
 
+    @property
+    def works(self) -> bool:
+        """Whether the place has an agent that has begun, or that has checked its machine and may begin."""
+        return self.epoch > 0 or (self.agent is not None and not self.agent.is_awaited)
+
     def start(self, machine: Machine) -> None:
         """Starts an agent on a machine; it first checks the machine, and begins later."""
         self.agent, self.epoch, self._called = self.context.cluster.start(machine, self.role), 0, time.monotonic()
@@ -86,8 +91,8 @@ class Placement(ABC):
     def poll(self) -> None:
         """Takes the agent's answer if it has come, and makes the next call if that is due.
 
-        Raises AgentLost, Fenced or ValueError if the agent is lost or its machine cannot do the work; WorkerFailed if a
-        worker of the agent failed for good.
+        Raises AgentLost or ValueError if the agent is lost or its machine cannot do the work; WorkerFailed if a worker
+        of the agent failed for good.
         """
         now, agent = time.monotonic(), self.agent
         if agent is None:
@@ -95,12 +100,12 @@ class Placement(ABC):
         if agent.has_answered():
             if not self.epoch:
                 agent.take_check()
-            else:
-                answer = agent.answer()
-                if not self._leases.renew(self.number, self.epoch):
-                    raise AgentLost("its lease had ended")
-                if answer is not None:
-                    self.receive(agent, answer)
+                return  # the agent begins at the next poll, when it has its share of the steps
+            answer = agent.answer()
+            if not self._leases.renew(self.number, self.epoch):
+                raise AgentLost("its lease had ended")
+            if answer is not None:
+                self.receive(agent, answer)
         if not self.epoch:
             if not agent.is_awaited and self.may_begin():
                 self.begin(agent)

@@ -181,21 +181,24 @@ class RayCluster(Closing):
         except AgentLost as error:
             raise ValueError(f"{label}: expected an agent on {host}, got {error}") from None
 
-    def machines(self) -> list[Machine]:
-        """Returns the live machines of the cluster."""
+    def nodes(self) -> list[dict[str, Any]]:
+        """Asks Ray for the cluster's live nodes, which takes a call to the head."""
+        return [node for node in self._ray.nodes() if node["Alive"]]
+
+    def machines(self, nodes: list[dict[str, Any]] | None = None) -> list[Machine]:
+        """Returns the live machines of the cluster. `nodes`: the result of `nodes`, if the caller has it."""
         found = []
-        for node in self._ray.nodes():
-            if node["Alive"]:
-                left = Counter(node["Resources"])
-                for agent in self.agents:
-                    if agent.machine.id == node["NodeID"]:
-                        left.subtract(agent.role.reserved)
-                host = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-                found.append(Machine(node["NodeID"], host, dict(left)))
+        for node in self.nodes() if nodes is None else nodes:
+            left = Counter(node["Resources"])
+            for agent in self.agents:
+                if agent.machine.id == node["NodeID"]:
+                    left.subtract(agent.role.reserved)
+            host = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+            found.append(Machine(node["NodeID"], host, dict(left)))
         return found
 
-    def free(self, role: Role) -> Iterator[Machine]:
-        """Yields the machines that have room for another agent of a role.
+    def free(self, role: Role, nodes: list[dict[str, Any]] | None = None) -> Iterator[Machine]:
+        """Yields the machines that have room for another agent of a role; for `nodes` see `machines`.
 
         Machines on which fewer agents were lost come first, then machines other than this one, then machines with fewer
         agents.
@@ -203,7 +206,7 @@ class RayCluster(Closing):
         occupied = {agent.machine.id for agent in self.agents if agent.role is role}
         agents, losses = Counter(agent.machine.id for agent in self.agents), self._losses
         for machine in sorted(
-            self.machines(), key=lambda each: (losses[each.id], each.id == self._own, agents[each.id])
+            self.machines(nodes), key=lambda each: (losses[each.id], each.id == self._own, agents[each.id])
         ):
             if not machine.lacks(role.reserved) and not (role.exclusive and machine.id in {*occupied, self._own}):
                 yield machine

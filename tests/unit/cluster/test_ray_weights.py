@@ -180,3 +180,37 @@ def test_a_lost_connection_is_named_at_a_wait_too(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(LinkLost, match=r"^the porter porter cannot be reached: the raylet is gone$"):
             link.fetch(0, 0.5)
     assert [link.fetch(0, 0.5) for _ in range(3)] == [None, None, "row 2"]
+
+
+class RayError(Exception):
+    """An error of Ray's own, or one that wraps what an actor's method raised, its `cause`."""
+
+    cause: Exception | None = None
+
+
+class FailingRay(SlowRay):
+    """A Ray that wraps `cause`, while there is one, in the answers of the porter."""
+
+    exceptions = SimpleNamespace(RayError=RayError)
+    cause: Exception | None = None
+
+    def get(self, reference: str, timeout: float) -> Any:
+        if self.cause is not None:
+            wrapped = RayError("a traceback")
+            wrapped.cause = self.cause
+            raise wrapped
+        return super().get(reference, timeout)
+
+
+def test_a_porter_counts_as_unreachable_while_ray_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mirror then tries again. What the porter itself raises ends the mirror."""
+    ray, link = FailingRay(), WeightsLink("porter")
+    monkeypatch.setattr("marlcore.cluster.ray_actors._ray", lambda _: ray)
+    ray.cause = RayError("the object store\nis full")
+    with pytest.raises(LinkLost, match=r"^the porter porter cannot be reached: the object store is full$"):
+        link.fetch(0, 0.5)
+    ray.cause = ValueError("of the porter's own")
+    with pytest.raises(ValueError, match="of the porter's own"):
+        link.fetch(0, 0.5)
+    ray.cause = None
+    assert [link.fetch(0, 0.5) for _ in range(3)] == [None, None, "row 1"]

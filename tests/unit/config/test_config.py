@@ -54,7 +54,7 @@ WRONG = {
     "stop.min_delta": -1, "stop.window": 0, "stop.minimize": 3,
     "metrics.sinks": ["wandb"], "metrics.wandb_mode": "on", "metrics.wandb_project": 3,
     "cluster.address": "nowhere", "cluster.nodes": 0, "cluster.nodes_at_start": -1, "cluster.actors_per_node": 0,
-    "cluster.resources": {"CPU": 0}, "cluster.lease_seconds": 0, "cluster.sync_seconds": -1,
+    "cluster.resources": {"CPU": 0}, "cluster.lease_seconds": 0.4, "cluster.sync_seconds": -1,
     "cluster.flush_seconds": 0, "cluster.lane_rows": 2, "cluster.compress": "zip", "cluster.learners": {"a": "GPU=0"},
     "supervision.max_restarts": -1, "supervision.window": -1, "supervision.backoff": -1,
     "supervision.actor_timeout": math.inf, "supervision.learner_timeout": 0, "supervision.serial_fallback": 3,

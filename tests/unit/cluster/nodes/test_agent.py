@@ -3,9 +3,10 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from whole_runs import policy_of
 import marlcore as mc
 from marlcore.cluster.nodes import agent, program, ray_cluster, remains
 from marlcore.cluster.nodes import uplink as uplinks
-from marlcore.errors import Fenced
+from marlcore.errors import Fenced, LaneBusy
 from marlcore.run import RunSpec
 
 
@@ -29,14 +30,17 @@ class Work:
     def __init__(self) -> None:
         self.begun, self.may, self.closed = Event(), Event(), Event()
         self.failure: Exception | None = None
+        self.node = SimpleNamespace(error=None, beat=lambda orders: "a status")
+        self.ends: Callable[[], Any] = int
 
     def __call__(self, stack: ExitStack, orders: Any) -> Any:
         self.begun.set()
         self.may.wait()
         if self.failure is not None:
             raise self.failure
+        stack.callback(lambda: self.ends())
         stack.callback(self.closed.set)
-        return SimpleNamespace(error=None, beat=lambda orders: "a status")
+        return self.node
 
 
 @pytest.fixture
@@ -79,13 +83,48 @@ def test_a_part_that_another_agent_may_make_counts_as_lost(work: Work) -> None:
     made.end()
 
 
-def test_an_agent_that_is_given_up_ends(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, exits = agent.Agent(), Event()
-    monkeypatch.setattr(agent, "os", SimpleNamespace(_exit=lambda code: exits.set(), getpid=os.getpid))
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> Event:
+    """Is set where the agent's process would exit."""
+    exited = Event()
+    monkeypatch.setattr(agent, "os", SimpleNamespace(_exit=lambda code: exited.set(), getpid=os.getpid))
+    return exited
+
+
+@pytest.mark.parametrize("seen", ["by the thread", "by a call"])
+def test_a_relays_failure_is_told_and_logged(
+    seen: str, work: Work, exits: Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, error = agent.Agent(), LaneBusy("reader: expected no living reader")
+
+    def raises(orders: Any) -> None:
+        raise error
+
+    if seen == "by the thread":
+        work.node.error = error
+    else:
+        work.node.beat = raises
+    work.may.set()
     made.begin(b"", None, 2.0)
-    made._heard = float("-inf")
+    failed = until(lambda: getattr(made.beat(None), "failed", None), lambda: not exits.is_set())
+    assert failed.worker == "agent" and failed.traceback.endswith(f"LaneBusy: {error}\n")
+    assert f"LaneBusy: {error}" in caplog.text and not exits.is_set()
+    made.end()
+
+
+@pytest.mark.parametrize("why", ["abandoned", "fenced", "its part cannot be closed"])
+def test_an_agent_that_is_given_up_ends(why: str, work: Work, exits: Event, caplog: pytest.LogCaptureFixture) -> None:
+    made = agent.Agent()
+    made.begin(b"", None, 2.0)
+    if why == "fenced":
+        work.node.error = Fenced("seat 0: epoch 1 has ended")
+    else:
+        made._heard = float("-inf")
+    if why == "its part cannot be closed":
+        work.ends = partial(os.close, -1)
     work.may.set()
     assert exits.wait(10.0) and work.closed.is_set()
+    assert ("epoch 1 has ended" in caplog.text) == (why == "fenced")
 
 
 def test_an_uplink_moves_once_to_a_new_address() -> None:

@@ -13,6 +13,7 @@ import pytest
 from batches import box_spaces
 
 import marlcore as mc
+from marlcore.cluster import Leases
 from marlcore.cluster.nodes import actors, controller, learners, program, ray_cluster
 from marlcore.cluster.nodes.uplink import Address
 from marlcore.config import AssignedPolicy
@@ -70,14 +71,17 @@ class Scene:
             grant=lambda seat: 1, renew=lambda seat, epoch: True, expire=lambda: self.silent, fence=self.fenced.append,
             lease_seconds=2.0, epoch=lambda seat: 4, state=lambda seat: "held",
         )  # fmt: skip
+        self.asked = 0  # how often Ray was asked for the nodes
         cluster: Any = SimpleNamespace(
             agents=[*self.agents], end_agents=lambda: None, discard=lambda agent: None, start=self._start,
-            free=lambda role: iter(self.spare), lack=lambda role: f"no machine for {role}",
+            nodes=self._nodes, free=lambda role, nodes: iter(self.spare), lack=lambda role: f"no machine for {role}",
             namespace="", acting="acting", learning=dict.fromkeys(uplinks, "learning"),
         )  # fmt: skip
         monkeypatch.setattr(controller, "serve", lambda *_: {})
         monkeypatch.setattr(controller, "start_porter", lambda *_, **__: "opponents")
         monkeypatch.setattr(controller, "WeightsLink", lambda *_: None)
+        monkeypatch.setattr("marlcore.cluster.leases.monotonic_ns", lambda: round(self.now * 1e9))
+        self.table = stack.enter_context(Leases.create(len(workers), 2.0))
         monkeypatch.setattr(controller.Leases, "create", lambda *_: nullcontext(leases))
         monkeypatch.setattr(controller.ParameterStore, "attach", lambda _: nullcontext(SimpleNamespace(description={})))
         monkeypatch.setattr(controller.time, "monotonic", lambda: self.now)
@@ -91,6 +95,14 @@ class Scene:
         agent = self.spare.pop()
         agent.call("check")
         return agent
+
+    def _nodes(self) -> None:
+        self.asked += 1
+
+    def measure(self) -> None:
+        """Lets a table measure the silence of the nodes, instead of the test."""
+        assert [self.table.grant(seat) for seat in range(len(NODES))] == [1, 1]
+        vars(self.leases).update(grant=self.table.grant, renew=self.table.renew, expire=self.table.expire)
 
     def tick(self, seconds: float = 0.3, times: int = 1) -> None:
         for _ in range(times):
@@ -158,12 +170,34 @@ def test_a_lost_agent_is_fenced_and_replaced(how: str, scene: Scene) -> None:
 
 
 def test_a_driver_that_was_held_up_gives_nobody_up(scene: Scene) -> None:
+    scene.measure()
     scene.tick(times=8)
-    scene.silent = [0, 1]  # as the table says of all, after the driver was stopped
+    for agent in scene.agents:
+        agent.silent = True  # answers that have come are read a moment later
     scene.tick(60.0)
-    scene.silent = []  # the answers have come meanwhile
+    for agent in scene.agents:
+        agent.silent = False
     scene.tick(times=8)
     assert scene.fenced == []
+
+
+def test_a_slow_driver_gives_up_who_is_silent(scene: Scene) -> None:
+    """It ticks less often than twice in `lease_seconds`."""
+    scene.measure()
+    scene.agents[0].silent = True
+    scene.tick(1.05, times=40)
+    assert scene.fenced == [0]
+
+
+def test_ray_is_asked_once_for_all_empty_seats(scene: Scene) -> None:
+    for agent in scene.agents:
+        agent.status = ray_cluster.AgentLost("gone")
+    scene.spare = []
+    scene.tick(times=2)
+    scene.tick(2.0)
+    before = scene.asked
+    scene.tick(2.0)
+    assert scene.asked == before + 1
 
 
 def test_an_agent_that_never_starts_is_given_up(scene: Scene) -> None:
@@ -174,6 +208,29 @@ def test_an_agent_that_never_starts_is_given_up(scene: Scene) -> None:
     assert scene.controller.actors[0].agent is late
     scene.tick(ray_cluster.START_S)
     assert scene.controller.actors[0].agent is None and scene.fenced == [0, 0]
+
+
+def test_an_agent_has_a_share_once_it_begins(scene: Scene) -> None:
+    late = scene.spare[0]
+    late.silent = True  # as on a machine whose CPUs another job holds
+    scene.agents[0].status = ray_cluster.AgentLost("gone")
+    scene.tick(times=8)
+    assert scene.controller.actors[0].agent is late and scene.shares() == [150, 0, 150]
+    late.silent = False
+    scene.tick(times=2)
+    (method, _, orders, _) = late.asked[-1]
+    assert method == "begin" and orders.share == 100 and scene.shares() == [100, 100, 100]
+
+
+def test_a_run_does_not_wait_for_an_agent_that_has_not_begun(scene: Scene) -> None:
+    scene.spare[0].silent = True
+    scene.agents[0].status = ray_cluster.AgentLost("gone")
+    scene.tick(times=8)
+    assert scene.shares() == [150, 0, 150]
+    scene.agents[1].status = actors.Status(150, done=True)
+    scene.control.workers["actor-0"].store(STEPS, 150)
+    scene.tick(times=4)
+    assert scene.controller.actors[0].agent is not None and scene.controller.done
 
 
 def test_a_failure_on_a_node_ends_the_run(scene: Scene) -> None:
