@@ -12,10 +12,21 @@ from relayed import AGE, FRAMES, SMALL, STATES, BadLink, Home, add_some, columns
 from tiers import long_but
 
 from marlcore import Field, RateLimiter, ReplayBuffer, TrajectoryQueue, TransitionSpec
-from marlcore.cluster import Bookings, DirectLink, Ingest, Relay
+from marlcore.cluster import Bookings, DirectLink, Ingest, Leases, Relay
 from marlcore.cluster.message import seal
+from marlcore.cluster.nodes.ingests import make_ingests
+from marlcore.cluster.ray_actors import IngestActor
 from marlcore.cluster.relay import ANSWER_S
-from marlcore.errors import ClosedError, Fenced, LaneBusy, LayoutMismatch, LinkLost, NotEnoughData
+from marlcore.errors import (
+    ClosedError,
+    Fenced,
+    LaneBusy,
+    LayoutMismatch,
+    LinkLost,
+    MarlcoreError,
+    NotEnoughData,
+    SegmentCorrupt,
+)
 
 NEXT_OBS = TransitionSpec(Field((3,), "int64"), Field((), "int64"), next_obs=True)
 
@@ -409,6 +420,31 @@ def test_two_ingests_of_a_lane_are_refused(home) -> None:
     here.ingest.close()
     check_refused(partial(here.ingest.open, 0, 1, 2, SMALL.to_dict()), ClosedError, "closed")
     Ingest(here.target, here.bookings, [range(1)]).close()
+
+
+def test_a_restarted_actor_makes_its_ingests_once_the_old_process_has_ended(home) -> None:
+    """Ray restarts the actor before the kernel has freed the lanes; what the first try took is free for the second."""
+    homes = {name: home(seats=(range(1),)) for name in ("free", "busy")}
+    homes["free"].ingest.close()
+    targets = {name: (ReplayBuffer, at.target.handle, at.bookings.handle, at.seats) for name, at in homes.items()}
+    with Leases.create(1) as leases:
+        epoch, failures = leases.grant(0), [MarlcoreError("expected a free file descriptor"), SegmentCorrupt("damaged")]
+
+        def make():
+            if failures:
+                raise failures.pop(0)
+            return make_ingests(targets, leases.handle, False)
+
+        actor = IngestActor(make)
+        call = partial(actor.open, "free", 0, epoch, 1, SMALL.to_dict())
+        check_refused(call, LinkLost, "the ingest is not ready: expected a free file descriptor")
+        check_refused(call, SegmentCorrupt, "damaged")
+        check_refused(call, LinkLost, "lane 0 has a living writer")
+        check_refused(actor.stats, LaneBusy, "lane 0 has a living writer")
+        homes["busy"].ingest.close()
+        assert call() == 0 and [*actor.stats()] == ["free", "busy"]
+        for ingest in actor._ingests_made().values():
+            ingest.close()
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["replay", "queue"])
