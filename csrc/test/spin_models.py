@@ -138,7 +138,10 @@ MODELS = (
             "NO_EPOCHS",
             "GAPS_UNDECLARED",
             "DUPLICATES_TAKEN",
+            "SENT_AGAIN_AFTER_A_MOVE",
+            "UNANSWERED_SENT_AGAIN",
         ),
+        sizes=((), ("TICKETS=3", "KILLS=0", "MOVES=1")),
         order=("-DT_REVERSE",),
     ),
     Model(

@@ -25,6 +25,7 @@ from .bookings import Booking, Bookings
 from .message import Message
 
 LIMIT = 1 << 62  # of tickets
+UNKNOWN = -1  # instead of a ticket: the bookings do not say which of its sender's rows the lane has
 ORDER_S = 0.01  # seconds that a message may wait for an earlier one, which another thread delivers
 
 Ints = NDArray[np.int64]
@@ -116,6 +117,9 @@ class Ingest(Closing):
     def open(self, seat: int, epoch: int, lanes: int, spec: dict[str, object]) -> Ints:
         """Connects a seat's sender; returns the ticket at which to continue each of its lanes, int64 [lanes].
 
+        The ticket is UNKNOWN if the lane has rows, but none of this epoch since the bookings were made: rows that the
+        sender sent to an earlier ingest may be among them, as in a replay that was loaded from a save.
+
         Args:
             seat: the seat's number, from 0.
             epoch: the sender's number among its seat's senders, at least 1; a higher one replaces lower ones for good.
@@ -141,7 +145,9 @@ class Ingest(Closing):
                     committed = int(self._committed[lane])
                     self._book(lane, Booking(epoch, -committed, committed, booking.lost))
             sender.is_open = True
-            cursor: Ints = self._next[sender.lanes[:lanes]]
+            own = sender.lanes[:lanes]
+            cursor: Ints = self._next[own]
+            cursor[(cursor == 0) & (self._committed[own] > 0)] = UNKNOWN
             return cursor
 
     def put(self, message: NDArray[np.uint8]) -> bool:

@@ -8,12 +8,13 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LinkLost
+from ..errors import LaneBusy, LinkLost, MarlcoreError
 from ..lazy import missing
 from ..memory import SegmentHandle
 from ..weights import ParameterStore
@@ -31,36 +32,44 @@ class IngestActor:
     """The class of the Ray actor that `start_ingest` starts; it hosts an ingest for each policy."""
 
     def __init__(self, make: Callable[[], Mapping[str, Ingest]]) -> None:
-        self._failure: Exception | None = None
-        try:
-            self._ingests = make()
-        except Exception as error:
-            self._failure = error  # every call raises it, since Ray does not pass on a constructor's exceptions
+        self._make, self._making = make, Lock()
+        self._ingests: Mapping[str, Ingest] | None = None
 
     def open(self, name: str, seat: int, epoch: int, lanes: int, spec: dict[str, Any]) -> Ints:
         """See `Ingest.open`."""
-        return self._ingests_made()[name].open(seat, epoch, lanes, spec)
+        return self._ingest(name).open(seat, epoch, lanes, spec)
 
     def put(self, name: str, message: NDArray[np.uint8]) -> bool:
         """See `Ingest.put`."""
-        return self._ingests_made()[name].put(message)
+        return self._ingest(name).put(message)
 
     def stats(self) -> dict[str, IngestStats]:
-        """Returns the counters of each ingest since the actor's last start."""
+        """Returns the counters of each ingest since the actor's last start. Raises any exception of `make`."""
         return {name: ingest.stats for name, ingest in self._ingests_made().items()}
 
+    def _ingest(self, name: str) -> Ingest:
+        """Returns a relay's ingest. Raises LinkLost, so that the relay tries again, if it cannot be made yet."""
+        try:
+            return self._ingests_made()[name]
+        except Exception as error:  # LaneBusy: this actor was restarted before the kernel had ended its old process
+            if not isinstance(error, (LaneBusy, OSError)) and type(error) is not MarlcoreError:  # no descriptor is free
+                raise
+            raise LinkLost(f"the ingest is not ready: {error}") from None
+
     def _ingests_made(self) -> Mapping[str, Ingest]:
-        if self._failure is not None:
-            raise self._failure
-        return self._ingests
+        # Not in the constructor, whose exceptions Ray does not pass on; after an exception, the next call tries again.
+        with self._making:
+            if self._ingests is None:
+                self._ingests = self._make()
+            return self._ingests
 
 
 def start_ingest(make: Callable[[], Mapping[str, Ingest]], *, threads: int = 8, **options: Any) -> Any:
     """Starts a Ray actor that hosts ingests, and returns its handle once they exist. Ray restarts it if it dies.
 
     Args:
-        make: a function that the actor's process calls at each start. It attaches to the replays or queues and their
-            bookings by handle, and returns a dict from each policy's name to the policy's Ingest.
+        make: a function that the actor's process calls after each start, and again if it raised. It attaches to the
+            replays or queues and their bookings by handle, and returns a dict from each policy's name to its Ingest.
         threads: the number of seats whose messages may wait for room at the same time.
         options: options of the Ray actor, such as `name` or `namespace`; `scheduling_strategy` if the replays or
             queues are on another node.

@@ -18,7 +18,7 @@ from ..errors import LinkLost
 from ..memory import AFTER, FIRST, LANE, ROWS
 from ..queue import TrajectoryQueue
 from ..replay import ReplayBuffer
-from .ingest import Ingest
+from .ingest import UNKNOWN, Ingest
 from .message import SPAN_WORDS, Compress, codec, rows_offset, seal
 
 INLINE_BYTES = 90_000  # the largest argument and result of a call; larger ones go through Ray's object store
@@ -135,7 +135,8 @@ class Relay(Closing):
             codec()  # raises here rather than at the first message
         self.stats = RelayStats()
         self.error: Exception | None = None
-        self._link, self._seat, self._epoch = link, seat, epoch
+        self._link = self._home = link  # the link in use, and the one that the next poll uses
+        self._seat, self._epoch = seat, epoch
         self._flush_seconds: float = Number(above=0, high=LONGEST_FLUSH_S)("flush_seconds", flush_seconds)
         self._compress, self._clock = compress, clock
         self._spec = source.spec.to_dict()
@@ -144,13 +145,15 @@ class Relay(Closing):
         self._is_open = False  # whether the ingest has said where to continue
         self._next = np.zeros(source.lanes, np.int64)  # by lane: the ticket to send next
         self._acked = np.full(source.lanes, -1)  # by lane: the ticket below which the ingest has all rows; -1: unknown
+        # By lane, the ticket below which rows were sent to any ingest, to an earlier one, and stay unsent to this one
+        self._sent, self._elsewhere, self._floor = np.zeros((3, source.lanes), np.int64)
         # The messages in flight: spans, the time at which the oldest row was seen, and the ingest's answer
         self._flight: deque[tuple[Ints, float, Future[bool]]] = deque()
         self._heard = 0.0  # the time when the last answer came, or the first message in flight was sent
         self._seen: float | None = None  # the time when the oldest waiting row was seen
         self._turn = 0  # the lane from which the next message begins
         self._memory = np.empty(0, np.uint8)
-        self._hurry = self._moved = False
+        self._hurry = False
         self._thread: Thread | None = None
         self._stopping, self._wake = Event(), Event()
 
@@ -165,15 +168,13 @@ class Relay(Closing):
 
         Returns: whether a message was sent. Raises: Fenced; LinkLost.
         """
-        if self._moved:
-            self._moved = False
+        if self._link is not self._home:
+            self._link = self._home
             self._rewind()
+            self._elsewhere = self._sent
         self._hear()
         if not self._is_open:
-            self._next[:] = cursor = self._link.open(self._seat, self._epoch, self._lanes, self._spec)
-            self._acked[self._acked < 0] = cursor[self._acked < 0]  # rows of earlier relays are not counted
-            self._acknowledge(np.arange(self._lanes), cursor)
-            self._is_open = True
+            self._connect()
         self._rows.look()
         waiting = np.maximum(self._rows.hi - self._next, 0)
         if not waiting.any():
@@ -214,8 +215,11 @@ class Relay(Closing):
             self._hurry = False
 
     def move(self, link: Link) -> None:
-        """Switches to another ingest, and sends it all rows that it lacks, if the lanes still hold them."""
-        self._link, self._moved = link, True
+        """Switches to another ingest, and sends it all rows that it lacks, if the lanes still hold them.
+
+        If a lane there has rows already, it is sent only rows that were sent to no earlier ingest.
+        """
+        self._home = link
         self._wake.set()
 
     def close(self) -> None:
@@ -244,8 +248,19 @@ class Relay(Closing):
                 self._wake.wait(self._flush_seconds / 40)
                 self._wake.clear()
 
+    def _connect(self) -> None:
+        """Asks the ingest where to continue each lane; see `Ingest.open`."""
+        cursor = self._link.open(self._seat, self._epoch, self._lanes, self._spec)
+        self._floor = np.where(cursor == UNKNOWN, self._elsewhere, 0)
+        self._next = np.where(cursor == UNKNOWN, 0, cursor)
+        past = np.maximum(self._next, self._floor)
+        self._acked = np.where(self._acked < 0, past, self._acked)  # rows of earlier relays are not counted
+        self._acknowledge(np.arange(self._lanes), past)
+        self._is_open = True
+
     def _rewind(self) -> None:
         """Forgets the messages in flight; the next poll asks the ingest where to continue."""
+        self._sent = np.maximum(self._sent, self._next)
         self.stats.rewinds += self._is_open
         self.stats.in_flight = 0
         self._flight.clear()
@@ -339,4 +354,4 @@ class Relay(Closing):
 
     def _least(self) -> Ints:
         """Returns each lane's lowest ticket that may be sent; a queue's acknowledged rows are never sent again."""
-        return np.maximum(self._rows.lo, self._acked) if self._rows.once else self._rows.lo
+        return np.maximum(self._rows.lo, self._acked if self._rows.once else self._floor)

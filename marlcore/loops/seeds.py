@@ -9,9 +9,12 @@ import numpy as np
 from ..config import Config
 
 
-def run_seed(config: Config, what: str, index: int, begin: int = 0) -> int:
-    """Returns a seed that is independent for each use of randomness (`what`, `index`) and each restart (`begin`)."""
-    key = [config.seed, index, *what.encode(), *([begin] if begin else [])]
+def run_seed(config: Config, what: str, index: int, begin: int = 0, epoch: int = 0) -> int:
+    """Returns a seed that is independent for each use of randomness (`what`, `index`) and each restart (`begin`).
+
+    On another machine, `epoch` is the agent's: the steps at which its actors begin may be those of an earlier agent's.
+    """
+    key = [config.seed, index, *what.encode(), *([begin, epoch] if epoch else [begin] if begin else [])]
     return int(np.random.SeedSequence(key).generate_state(1)[0])
 
 

@@ -36,7 +36,7 @@ from .native import (
     try_lock,
 )
 from .native_writers import AFTER, FIRST, LANE, ROWS, SEAM, SKIP, TAKE, NativeRows, NativeVector, NativeWriter
-from .new_file import Put, replace_file
+from .new_file import Put, remove_asides, replace_file
 from .recovery import Recovered, take_flushing
 from .segment import Segment, SegmentHandle
 from .shared_object import Shared, described_workers

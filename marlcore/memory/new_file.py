@@ -101,12 +101,18 @@ def give_name(file: File, target: Path) -> None:
         raise ValueError(f"path: expected a file that does not exist yet, got {target}") from None
 
 
-def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fill: Callable[[Put], None]) -> None:
+def replace_file(
+    target: Path, description: dict[str, Any], body_bytes: int, fill: Callable[[Put], None],
+    check: Callable[[], None] | None = None,
+) -> None:  # fmt: skip
     """Writes a segment to an ordinary file and atomically replaces the file at `target`.
 
     The file has no name while it is written. Linking cannot replace an existing name, so the file gets a temporary name
     and is renamed. A process that dies between these steps leaves a complete temporary file, which the next call for
     this directory removes. A checksum follows the body; see `Segment.verify`.
+
+    `check` is called just before the renaming; if it raises, the old file stays. With `check`, temporary files are left
+    to `remove_asides`, since they may be those of another machine.
 
     Raises:
         SharedMemoryFull: the file system has no room. ValueError: the target is not an ordinary file in a directory.
@@ -117,8 +123,9 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
         raise ValueError(f"path: expected an ordinary file, got {target}, which is not one")
     end = -(-body_bytes // LINE) * LINE
     header = Header.build(secrets.randbits(64), {**description, CHECKSUM: end}, end + LINE)
-    survey_segments(target.parent, ASIDE, remove=True)
-    aside = target.with_name(f"{ASIDE}{header.nonce:016x}")
+    if check is None:
+        survey_segments(target.parent, ASIDE, remove=True)
+    aside = target.with_name(f"{_asides_of(target)}{header.nonce:016x}")
     with open_nameless(target, header.segment_bytes, aside) as file:
         with noticing_full(target.parent, header.segment_bytes):  # some file systems allocate only on writes
             write_header_and_body(file.fd, header, fill)
@@ -126,5 +133,22 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
             os.fsync(file.fd)
         hold(file, target)  # so that no other process removes the file as left behind
         give_name(file, aside)
-        os.replace(aside, target)
+        try:
+            if check is not None:
+                check()
+            os.replace(aside, target)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
     sync_directory(target.parent)
+
+
+def remove_asides(target: Path) -> None:
+    """Removes the temporary files of `target`. A process that is about to rename one then fails."""
+    for left in target.parent.glob(f"{_asides_of(target)}*"):
+        left.unlink(missing_ok=True)
+
+
+def _asides_of(target: Path) -> str:
+    """Returns what the names of a target's temporary files begin with: short, however long the target's name is."""
+    return f"{ASIDE}{zlib.crc32(os.fsencode(target.name)):08x}-"

@@ -1,21 +1,22 @@
-"""Decides which learner may write a policy's checkpoint when several machines can reach the run's directory."""
+"""Decides which learner may save a policy when several machines can reach the run's directory."""
 
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import Fenced
+from ..memory import remove_asides
 from ..regular_files import read_regular
 from .files import remove_unfinished, write_atomically
 
 
 @dataclass(frozen=True)
 class Hold:
-    """The right of a policy's learner to write its checkpoint, until a later learner takes it.
+    """The right of a policy's learner to write its checkpoint and saved replay, until a later learner takes it.
 
-    A learner writes a new file beside its checkpoint, checks its hold, and then replaces the checkpoint. The next
-    learner takes the hold, removes unfinished writes, and then reads; so the earlier learner can no longer replace
-    the checkpoint. (Saving removes no unfinished writes, since they may be the next learner's.)
+    A learner writes a new file beside the old one, checks its hold, and then replaces the old one. The next learner
+    takes the hold, removes unfinished writes, and then reads; so the earlier learner can no longer replace the files.
+    (Saving removes no unfinished writes, since they may be the next learner's.)
     """
 
     checkpoint: Path
@@ -29,7 +30,7 @@ class Hold:
     def begin(self) -> None:
         """Removes unfinished writes of earlier learners; the holder calls this before it reads the checkpoint."""
         self.check()
-        remove_unfinished(self.checkpoint)
+        self._remove_unfinished()
 
     def check(self) -> None:
         """Raises Fenced if this learner has lost the hold; OSError if the hold's file cannot be read."""
@@ -43,7 +44,11 @@ class Hold:
     def end(self) -> None:
         """Ends every hold of the checkpoint. Call this before a learner without a hold reads it."""
         self._path.unlink(missing_ok=True)
+        self._remove_unfinished()
+
+    def _remove_unfinished(self) -> None:
         remove_unfinished(self.checkpoint)
+        remove_asides(self.checkpoint.with_suffix(".replay"))
 
     def _read(self) -> bytes:
         with suppress(FileNotFoundError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import chain, islice
 from typing import Any, Literal
@@ -206,12 +206,16 @@ class ReplayBuffer(TransitionLanes):
             SharedMemoryFull: the file system has no room. ValueError, TypeError: path is a directory or the replay's
             own file, or the sampler's state is not arrays of numbers. After an error, an earlier save is intact.
         """
+        self._save(path, sampler, None)
+
+    def _save(self, path: str | os.PathLike[str], sampler: Stateful | None, check: Callable[[], None] | None) -> None:
+        """Saves as `save` does; `check`, which may raise, is called just before the earlier save is replaced."""
         self._segment.check_open()
         if sampler is not None and not callable(getattr(sampler, "state_dict", None)):
             raise TypeError(f"sampler: expected a sampler with a state_dict, got {brief(sampler)}")
         # The lanes' counters are read after this, so that the save has every row that the sampler's state knows.
         state = None if sampler is None else sampler.state_dict()
-        save_segment(self._mapped, path, state)
+        save_segment(self._mapped, path, state, check)
 
     @property
     def sampler_state(self) -> dict[str, NDArray[Any]] | None:

@@ -7,7 +7,7 @@ a sampler's state follow the lanes, at the offsets that the segment's descriptio
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -32,8 +32,11 @@ class Stateful(Protocol):
         """Returns the state as named arrays of booleans and numbers."""
 
 
-def save_segment(view: LaneView, path: str | os.PathLike[str], state: Mapping[str, NDArray[Any]] | None) -> None:
-    """Writes a copy of a live segment to a file, replacing an existing one; see `ReplayBuffer.save`."""
+def save_segment(
+    view: LaneView, path: str | os.PathLike[str], state: Mapping[str, NDArray[Any]] | None,
+    check: Callable[[], None] | None,
+) -> None:  # fmt: skip
+    """Writes a copy of a live segment to a file, replacing an existing one; see `ReplayBuffer.save`, `replace_file`."""
     segment, target = view.segment, as_path("path", path).absolute()
     if segment.is_at(target):
         raise ValueError(f"path: expected another file than the replay's own, got {target}")
@@ -51,7 +54,7 @@ def save_segment(view: LaneView, path: str | os.PathLike[str], state: Mapping[st
     failure = f"the replay was not saved, {earlier}"
     try:
         with naming(target, failure):
-            replace_file(target, description, end, fill)
+            replace_file(target, description, end, fill, check)
     except SharedMemoryFull as error:
         raise SharedMemoryFull(f"{target}: {failure} ({error})") from None
 

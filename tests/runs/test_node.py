@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from crowd import Corridor, collapse
 from processes import await_gone, family, until
@@ -129,6 +130,19 @@ def test_a_successor_takes_the_steps_that_are_left_and_dies_with_its_actors(stac
     failed = until(lambda: node.beat(more).failed)
     assert (failed.worker, failed.reason) == ("supervisor", "death") and len(led_to) >= 3
     await_gone(led_to)
+
+
+@pytest.mark.long
+def test_an_agents_successor_draws_other_random_numbers(stack: ExitStack) -> None:
+    """It begins at the same steps, as after an agent that was lost early; no observation comes twice."""
+    scene = Scene(stack)
+    finished(scene.node(40), actors.ActorOrders(40, 0))
+    scene.leases.fence(0)
+    scene.epoch = scene.leases.grant(0)
+    before = len(scene.replay)
+    finished(scene.node(40), actors.ActorOrders(40, 0))
+    seen = np.concatenate([batch.obs for batch in scene.replay.batches(64)])
+    assert len(np.unique(seen, axis=0)) == len(seen) >= before + 30 >= 60
 
 
 def test_a_program_that_does_not_start_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:

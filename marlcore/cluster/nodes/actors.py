@@ -63,7 +63,7 @@ class ActorNode:
         config = spec.config
         self._crew = crew = crews(config)[1 + seat]
         self._episodes = dict.fromkeys(crew.names, (0, 0))  # by actor: episodes of dead processes, and the newest count
-        self._control = stack.enter_context(Control.create([*crew.names, OTHERS, EVALUATOR]))
+        self._control = stack.enter_context(Control.create([*crew.names, OTHERS, EVALUATOR], epoch=epoch))
         self._telemetry = stack.enter_context(Telemetry.create(crew.names))
         for name, steps in zip(crew.names, dealt(taken, [0] * crew.count, [1] * crew.count), strict=True):
             self._control.workers[name].store(STEPS, steps)

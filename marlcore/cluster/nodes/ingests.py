@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 from ...cluster import Bookings, Ingest, Leases
 from ...memory import SegmentHandle
@@ -13,10 +14,18 @@ Target = tuple[type[ReplayBuffer] | type[TrajectoryQueue], SegmentHandle, Segmen
 
 
 def make_ingests(targets: Mapping[str, Target], leases: SegmentHandle, follows: bool) -> dict[str, Ingest]:
-    """Makes each policy's ingest, in the process that receives the rows; for `leases` and `follows` see `serve`."""
-    table = Leases.watch(leases)
-    holds = table.allows if follows else table.check
-    return {
-        name: Ingest(kind.attach(transitions), Bookings.attach(bookings), seats, holds=holds)
-        for name, (kind, transitions, bookings, seats) in targets.items()
-    }
+    """Makes each policy's ingest, in the process that receives the rows; for `leases` and `follows` see `serve`.
+
+    If this raises, it has released what it had taken, and may be called again.
+    """
+    ingests = {}
+    with ExitStack() as stack:
+        table = stack.enter_context(Leases.watch(leases))
+        holds = table.allows if follows else table.check
+        for name, (kind, transitions, bookings, seats) in targets.items():
+            target = kind.attach(transitions)
+            stack.callback(target.close)
+            booked = stack.enter_context(Bookings.attach(bookings))
+            ingests[name] = stack.enter_context(Ingest(target, booked, seats, holds=holds))
+        stack.pop_all()
+    return ingests

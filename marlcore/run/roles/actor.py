@@ -49,6 +49,7 @@ class ActorRole(Role):
         spec, crew, config = self.spec, self.memory.crew, self.config
         self._index = crew.names.index(self.name)
         self._number = crew.first + self._index  # among the run's actors
+        self._seed = partial(run_seed, config, epoch=self.control.about.get("epoch", 0))
         self._share = self.control.notes[self.name].loader(SHARE)
         self._steps: int = self.counters.load(STEPS)
         self._store_steps, self._store_episodes = self.counters.storer(STEPS), self.counters.storer(EPISODES)
@@ -67,7 +68,7 @@ class ActorRole(Role):
             self.seats |= seats
         if len(self.memory.league) > 1:
             self.seats = {name: LeagueCollector([seats[name] for seats in by_policy], learning) for name in env.agents}
-        env.reset(run_seed(config, "env", self._number, self._steps))
+        env.reset(self._seed("env", self._number, self._steps))
         self.episodes, self.ended = 0, env.ended.copy()
         self._matches = self._league(by_policy, learning) if self.memory.league else None
         self.begin: Callable[[Turn], None] = self._matches.begin if self._matches else lambda turn: None
@@ -94,7 +95,7 @@ class ActorRole(Role):
         # No time limit: the parent handles a learner that starts slowly or died while it published.
         while not self.control.stopping and not (subscriber.wait(newer_than=0, timeout=WAIT_S) and weights.pull()):
             self.beat()
-        generator = np.random.default_rng(run_seed(config, "actor", use, self._steps))
+        generator = np.random.default_rng(self._seed("actor", use, self._steps))
         return ActingPolicy(network, policy.spaces, copies, config.replay.pad, generator, weights.explore), weights
 
     def _seats(self, policy: AssignedPolicy, acting: ActingPolicy, weights: FollowedWeights) -> dict[str, Collector]:
@@ -125,7 +126,7 @@ class ActorRole(Role):
 
     def _league(self, by_policy: list[dict[str, Collector]], learning: NDArray[np.int64]) -> Matches:
         config = self.config
-        generator = np.random.default_rng(run_seed(config, "opponents", self._number, self.control.steps))
+        generator = np.random.default_rng(self._seed("opponents", self._number, self.control.steps))
         pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.memory.league]
         live = [acting for acting, _ in self.policies]  # as opponents, they act with the newest weights
         if not config.self_play.explore:

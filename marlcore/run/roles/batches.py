@@ -84,7 +84,8 @@ class ReplayBatches:
         """
         if self._saves:
             saved = self._memory.checkpoint(self._name).with_suffix(".replay")
-            self._replay.save(saved, OwnerOf(self._name, version))
+            hold = self._memory.holds.get(self._name)
+            self._replay._save(saved, OwnerOf(self._name, version), hold and hold.check)
         state = {name: torch.from_numpy(array) for name, array in self._source.state_dict().items()}
         return {"sampler": state, "replay": self._handle.nonce}
 

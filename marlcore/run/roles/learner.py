@@ -127,8 +127,6 @@ class LearnerRole(Role):
         state: Mapping[str, Any],
     ) -> None:  # fmt: skip
         began, hold = time.monotonic(), self.memory.holds.get(policy)
-        if hold is not None:
-            hold.check()  # also before the replay is replaced
         further = batches.save(state["version"])  # before the checkpoint
         if league is not None:
             further |= {"self_play": league.state_dict()}

@@ -33,7 +33,7 @@ def settle_torch(config: Config, name: str, control: Control, attempt: int) -> b
     if torch_here:
         torch_here.set_num_threads(config.learner.threads)
         begin = attempt - 1 + control.workers[name].load(STEPS)  # a resumed run counts attempts from 1 again
-        torch_here.manual_seed(run_seed(config, f"torch-{name}", 0, begin))
+        torch_here.manual_seed(run_seed(config, f"torch-{name}", 0, begin, control.about.get("epoch", 0)))
     return torch_here is not None
 
 

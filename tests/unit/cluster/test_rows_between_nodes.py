@@ -12,10 +12,21 @@ from relayed import AGE, FRAMES, SMALL, STATES, BadLink, Home, add_some, columns
 from tiers import long_but
 
 from marlcore import Field, RateLimiter, ReplayBuffer, TrajectoryQueue, TransitionSpec
-from marlcore.cluster import Bookings, DirectLink, Ingest, Relay
+from marlcore.cluster import Bookings, DirectLink, Ingest, Leases, Relay
 from marlcore.cluster.message import seal
+from marlcore.cluster.nodes.ingests import make_ingests
+from marlcore.cluster.ray_actors import IngestActor
 from marlcore.cluster.relay import ANSWER_S
-from marlcore.errors import ClosedError, Fenced, LaneBusy, LayoutMismatch, LinkLost, NotEnoughData
+from marlcore.errors import (
+    ClosedError,
+    Fenced,
+    LaneBusy,
+    LayoutMismatch,
+    LinkLost,
+    MarlcoreError,
+    NotEnoughData,
+    SegmentCorrupt,
+)
 
 NEXT_OBS = TransitionSpec(Field((3,), "int64"), Field((), "int64"), next_obs=True)
 
@@ -319,13 +330,13 @@ def test_a_message_without_an_answer_is_sent_again(home, source, arrives) -> Non
                 direct.send(message)
             return Future()
 
-    with here.relay(there, clock=lambda: now[0]) as relay, there.writer() as writer:
-        relay._link = Silent(here.ingest)
+    link = Silent(here.ingest)
+    with here.relay(there, link, clock=lambda: now[0]) as relay, there.writer() as writer:
         writer.add(**row(SMALL, 0))
         relay.poll()
         now[0] += 1.0
         assert relay.poll() and relay.stats.in_flight == 1
-        relay._link = direct
+        link.send = direct.send
         now[0] += ANSWER_S
         assert not relay.poll()
         now[0] += 1.0
@@ -411,6 +422,31 @@ def test_two_ingests_of_a_lane_are_refused(home) -> None:
     Ingest(here.target, here.bookings, [range(1)]).close()
 
 
+def test_a_restarted_actor_makes_its_ingests_once_the_old_process_has_ended(home) -> None:
+    """Ray restarts the actor before the kernel has freed the lanes; what the first try took is free for the second."""
+    homes = {name: home(seats=(range(1),)) for name in ("free", "busy")}
+    homes["free"].ingest.close()
+    targets = {name: (ReplayBuffer, at.target.handle, at.bookings.handle, at.seats) for name, at in homes.items()}
+    with Leases.create(1) as leases:
+        epoch, failures = leases.grant(0), [MarlcoreError("expected a free file descriptor"), SegmentCorrupt("damaged")]
+
+        def make():
+            if failures:
+                raise failures.pop(0)
+            return make_ingests(targets, leases.handle, False)
+
+        actor = IngestActor(make)
+        call = partial(actor.open, "free", 0, epoch, 1, SMALL.to_dict())
+        check_refused(call, LinkLost, "the ingest is not ready: expected a free file descriptor")
+        check_refused(call, SegmentCorrupt, "damaged")
+        check_refused(call, LinkLost, "lane 0 has a living writer")
+        check_refused(actor.stats, LaneBusy, "lane 0 has a living writer")
+        homes["busy"].ingest.close()
+        assert call() == 0 and [*actor.stats()] == ["free", "busy"]
+        for ingest in actor._ingests_made().values():
+            ingest.close()
+
+
 @pytest.mark.parametrize("waits", [False, True], ids=["replay", "queue"])
 def test_a_relay_that_moves_sends_the_next_home_what_it_may(waits, home) -> None:
     """A replay's relay sends all rows that its lanes hold; a queue's relay sends the rows that no home has consumed."""
@@ -427,3 +463,40 @@ def test_a_relay_that_moves_sends_the_next_home_what_it_may(waits, home) -> None
         rows = len(raw(node, 0))
         assert len(came) == (rows - len(kept) if waits else rows)
         assert relay.stats.rows == rows and relay.stats.gaps == 0
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["replay", "queue"])
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize("spec", [SMALL, STATES], ids=["small", "states"])
+def test_a_home_that_was_saved_gets_no_row_twice(waits, answered, spec, home, tmp_path) -> None:
+    """The next home holds rows of the first, with new bookings: a loaded save, or a queue that outlives its ingest.
+
+    Rows that were sent after the save are lost, rows that were written after that arrive behind a seam.
+    """
+    make, options = (TrajectoryQueue, {"max_unread": 1000}) if waits else (ReplayBuffer, {})
+    first = home(spec, target=make.create(spec, 1000, 2, name="home"))
+    link = DirectLink(first.ingest)
+    with make.create(spec, 1000, 2, name="node", **options) as node, first.relay(node, link) as relay:
+        number = add_some(node, 0, 0, 20)
+        assert relay.drain(0.0)
+        if not waits:
+            first.target.save(tmp_path / "saved")
+        send, link.send = link.send, lambda message: send(message) if answered else (send(message), Future())[1]
+        number = add_some(node, 0, number, 20)
+        assert relay.drain(0.0) == answered
+        first.ingest.close()
+        target = first.target if waits else ReplayBuffer.load(tmp_path / "saved")
+        held, sent = raw(target, 0), len(raw(node, 0))
+        second = home(spec, target=target)
+        relay.move(DirectLink(second.ingest))
+        assert relay.drain(0.0) and len(raw(target, 0)) == len(held)
+        second.replace()
+        relay.move(DirectLink(second.ingest))  # before the second home has taken a row
+        add_some(node, 0, number, 20)
+        add_some(node, 1, 0, 20)
+        assert relay.drain(0.0)
+        came, made = heads(target, 0)[len(held) :], heads(node, 0)[sent:]
+        begun = int(np.argmax(made["place"] & AGE == 0)) if spec is STATES else 0
+        np.testing.assert_array_equal(came["reward"], made["reward"][begun:])
+        assert came["place"][0] & AGE == 0 and relay.stats.gaps == begun
+        np.testing.assert_array_equal(raw(target, 1), raw(node, 1))
