@@ -6,6 +6,7 @@ replaces `TensorDictReplayBuffer(storage=LazyTensorStorage(100_000), batch_size=
 processes, forked or spawned: each process that extends it writes to its own lane.
 """
 
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,6 +31,7 @@ from ..transitions import Batch, Writer
 from .replays import from_bytes, spec_of, to_bytes
 
 Key = str | tuple[str, ...]
+Axes = tuple[list[int], dict[tuple[str, ...], list[int]]]  # batch dimensions of a row, and of nested rows with more
 
 _NAME = "torchrl"  # of the replays
 _INDEX = "index"  # TorchRL adds it to added and to drawn rows
@@ -72,6 +74,7 @@ class _LaneStorage(_Storage):
         super().__init__(max_size, compilable=True)  # the base's unused counters then take no semaphores
         self.lanes = lanes
         self.keys: dict[str, Key] = {}  # the keys of the leaves by the names of their fields in the spec
+        self.axes: Axes = [], {}
         self._handle: SegmentHandle | None = None
         self.forked()
         invalidate_after_fork(self)
@@ -102,6 +105,7 @@ class _LaneStorage(_Storage):
         self.keys = {f"leaf_{i}": key for i, key in enumerate(leaves)}
         fields = {name: _field(key, leaves[key]) for name, key in self.keys.items()}
         self._hold(Replay.create(spec_of(fields), self.max_size, self.lanes, name=_NAME))
+        self.axes = _axes(rows, leaves)
 
     def append(self, rows: TensorDictBase) -> torch.Tensor:
         """Adds rows to this process's lane, in parts of at most a lane; returns their indices."""
@@ -111,6 +115,8 @@ class _LaneStorage(_Storage):
         leaves = _leaves(rows)
         if leaves.keys() != set(self.keys.values()):
             raise names_error("tensordict", map(str, self.keys.values()), list(leaves))
+        if (axes := _axes(rows, leaves)) != self.axes:
+            raise ValueError(f"batch_size: expected {self.axes} of a row and its nested TensorDicts, got {axes}")
         fields = self.replay.spec.extra_fields
         arrays = {
             name: rows_of(str(key), fields[name], leaves[key].detach().cpu().numpy(), len(rows))
@@ -149,8 +155,12 @@ class _LaneStorage(_Storage):
         drawn, self.drawn = self.drawn, None
         if drawn is None or drawn[0] is not index:
             raise IndexError("index: expected the index of the newest draw, since rows in lanes have no slots")
-        batch = drawn[1]
-        return TensorDict({key: torch.from_numpy(batch.extras[name]) for name, key in self.keys.items()}, [len(batch)])
+        batch, (own, nested) = drawn[1], self.axes
+        leaves = {key: torch.from_numpy(batch.extras[name]) for name, key in self.keys.items()}
+        rows = TensorDict(leaves, [len(batch), *own])
+        for key, axes in nested.items():
+            rows.get(key).batch_size = [len(batch), *axes]
+        return rows
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
         raise TypeError("set: not supported, since stored rows cannot change; use add or extend")
@@ -170,7 +180,8 @@ class _LaneStorage(_Storage):
     def state_dict(self) -> dict[str, Any]:
         if self.replay is None:
             return {}
-        return {"keys": self.keys, "saved": torch.frombuffer(bytearray(to_bytes(self.replay)), dtype=torch.uint8)}
+        saved = torch.frombuffer(bytearray(to_bytes(self.replay)), dtype=torch.uint8)
+        return {"keys": self.keys, "axes": self.axes, "saved": saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replaces the rows by a state's rows; if the state does not fit, the old rows stay."""
@@ -187,7 +198,7 @@ class _LaneStorage(_Storage):
             if keys.keys() != replay.spec.extras.keys():
                 raise names_error("keys", replay.spec.extras, keys)
         self._hold(replay)
-        self.keys = keys
+        self.keys, self.axes = keys, state_dict.get("axes", ([], {}))  # marlcore 0.1.0 saved none
 
     def dumps(self, path: str | Path) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
@@ -256,6 +267,12 @@ def _as_it_is(data: Any) -> Any:
 def _leaves(rows: TensorDictBase) -> dict[Key, torch.Tensor]:
     keys = sorted(rows.keys(include_nested=True, leaves_only=True), key=str)
     return {key: rows.get(key) for key in keys if key != _INDEX}
+
+
+def _axes(rows: TensorDictBase, leaves: Iterable[Key]) -> Axes:
+    nested = dict.fromkeys(key[:end] for key in leaves if isinstance(key, tuple) for end in range(1, len(key)))
+    sizes = {key: [*rows.get(key).batch_size[1:]] for key in nested}
+    return [*rows.batch_size[1:]], {key: size for key, size in sizes.items() if len(size) >= rows.ndim}
 
 
 def _field(key: Key, leaf: Any) -> Field:

@@ -104,6 +104,36 @@ def test_a_sample_has_the_keys_shapes_and_dtypes_of_its_own():
         assert (got.get(key).shape, got.get(key).dtype) == (expected.get(key).shape, expected.get(key).dtype), key
 
 
+def steps(count, envs=4, nested=()):
+    """What a collector of several environments hands over: rows of `count` steps, with a TensorDict of `nested`."""
+    size = [envs, count]
+    number = torch.arange(envs * count).view(*size, *[1] * len(nested)).expand(*size, *nested)
+    state = TensorDict({"x": number[..., None].float().clone()}, [*size, *nested])
+    return TensorDict({"obs": torch.zeros(*size, 2), "next": {"reward": torch.ones(*size, 1)}, "state": state}, size)
+
+
+@pytest.mark.parametrize("nested", [(), (2,)])
+def test_a_row_keeps_its_batch_dimensions(nested, tmp_path):
+    theirs, ours = pair(50)
+    for buffer in (theirs, ours):
+        buffer.extend(steps(3, nested=nested))
+        buffer.add(steps(3, nested=nested)[0])
+    ours.dumps(tmp_path)
+    loaded, example = TensorDictReplayBuffer(50), TensorDictReplayBuffer(50, example=steps(3, 1, nested))
+    loaded.loads(tmp_path)
+    example.extend(steps(3, nested=nested))
+    expected = theirs.sample(5)
+    for buffer in (ours, loaded, example):
+        got = buffer.sample(5)
+        assert got.batch_size == expected.batch_size == (5, 3)
+        assert got["next"].batch_size == expected["next"].batch_size == (5, 3)
+        assert got["state"].batch_size == expected["state"].batch_size == (5, 3, *nested)
+        assert got["index"].shape == expected["index"].shape and len(got.reshape(-1)) == 15
+    flat = steps(3, nested=nested).auto_batch_size_(1)
+    check_refused(lambda: ours.extend(flat), ValueError, "batch_size: expected ([3], {")
+    assert len(ours) == 5
+
+
 def test_every_held_row_is_equally_likely_the_newest_too():
     ours = holding(0)
     assert ours.extend(rows(100)).tolist() == list(range(100)) and len(ours) == 64
