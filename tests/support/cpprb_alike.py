@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pytest
 
 from marlcore.compat import cpprb as compat
 
@@ -163,9 +164,36 @@ def compare_priorities(theirs: type, ours: type, **options: Any) -> None:
             assert sizes(mine) == sizes(real)
 
 
+def compare_overwritten() -> None:
+    """Any number of adds between two samples; weights are those of cpprb, and the greatest priority is."""
+    import cpprb
+
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        size = int(rng.integers(3, 9))
+        real, mine = (
+            make(size, {"t": {}}, alpha=1.0, eps=0.0)
+            for make in (cpprb.PrioritizedReplayBuffer, compat.PrioritizedReplayBuffer)
+        )
+        for turn in range(60):
+            for _ in range(int(rng.integers(1, 30))):
+                # Where an add wraps, cpprb gives the rows behind the wrap the priorities of the first ones again.
+                count = int(rng.integers(1, size - real.get_next_index() + 1))
+                given = 10 * rng.random(count) ** 8 + 0.5 if rng.random() < 0.5 else None
+                for one in (real, mine):
+                    one.add(t=np.zeros(count), priorities=given)
+            np.testing.assert_allclose(mine.get_max_priority(), real.get_max_priority(), rtol=1e-6)
+            samples = [one.sample(2000, 1.0) for one in (real, mine)]
+            theirs, ours = (dict(zip(drawn["indexes"], drawn["weights"], strict=True)) for drawn in samples)
+            assert ours == {at: pytest.approx(weight, rel=1e-4) for at, weight in theirs.items()}
+            for one in (real, mine):
+                one.clear() if turn % 20 == 19 else one.update_priorities([0, 1], [1.0 + turn % 20, 0.5])
+
+
 def compare() -> None:
     import cpprb
 
+    compare_overwritten()
     compare_calls(cpprb.MPReplayBuffer, compat.MPReplayBuffer)
     compare_ways(cpprb.ReplayBuffer, compat.ReplayBuffer)
     compare_priorities(cpprb.MPPrioritizedReplayBuffer, compat.MPPrioritizedReplayBuffer)

@@ -1,5 +1,6 @@
 """cpprb's buffers for one process, with n-step returns, compression and files."""
 
+import math
 import os
 import warnings
 from collections.abc import Mapping
@@ -36,6 +37,8 @@ class ReplayBuffer(RingBuffer):
     Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the buffer.
         SegmentCorrupt: the file of mmap_prefix exists, and no buffer made it.
     """
+
+    _free_until: float = math.inf
 
     def __init__(
         self,
@@ -122,12 +125,18 @@ class ReplayBuffer(RingBuffer):
 
     def _store(self, rows: Rows, steps: int) -> int:
         """Adds any number of rows, in pieces of at most the ring's size; returns the first row's position."""
-        first, size = self.get_next_index(), self._ring.capacity
+        window, size = self._ring.window(), self._ring.capacity
         for start in range(0, steps, size):
             piece = rows if steps <= size else {name: values[start : start + size] for name, values in rows.items()}
-            self._ring.append(piece, min(size, steps - start))
+            end = min(start + size, steps)
+            if window.hi + end > self._free_until:
+                self._before_overwriting()
+            self._ring.append(piece, end - start)
         self._episode_len += steps
-        return first
+        return window.head
+
+    def _before_overwriting(self) -> None:
+        """Is called before rows with tickets from `_free_until` on are added."""
 
 
 class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
@@ -142,6 +151,7 @@ class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
     ) -> None:
         super().__init__(size, env_dict, **kwargs)
         self._keeps_new = bool(check_for_update)
+        self._free_until = self._ring.capacity
 
     def sample(self, batch_size: int, beta: float = 0.4) -> Rows:
         """Does `MPPrioritizedReplayBuffer.sample`; an empty buffer returns zeros with weights of 1, as in cpprb."""
@@ -150,6 +160,10 @@ class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
         count = whole_number("batch_size", batch_size, 0)
         sample: Rows = {name: field.zeros(count) for name, field in self._fields.items()}
         return {**sample, "weights": np.ones(count, np.float32), "indexes": np.zeros(count, np.uint64)}
+
+    def _before_overwriting(self) -> None:
+        # A priority that is overwritten may be the greatest, so it is read before.
+        self._free_until = self._caught_up().window.hi + self._ring.capacity
 
 
 def create_buffer(

@@ -193,8 +193,9 @@ class PrioritizedBuffer(RingBuffer):
     def get_max_priority(self) -> float:
         """Returns the greatest priority since the buffer was cleared, at least 1.
 
-        In a process other than the learner, this is the greatest priority of the rows held and of the learner's last
-        update.
+        In a buffer for several processes, priorities of rows that were overwritten before this process looked do not
+        count. In a process other than the learner, this is the greatest priority of the rows held and of the learner's
+        last update.
         """
         learner = self._caught_up()
         return max(learner.greatest, learner.unpacked_greatest(self._ring.lane.words.load(MARK)))

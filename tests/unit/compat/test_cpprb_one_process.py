@@ -26,6 +26,7 @@ from marlcore.compat.cpprb import (
 )
 from marlcore.errors import SegmentCorrupt
 
+NO_CPPRB = "cpprb has wheels for Python 3.10 to 3.12 on x86-64 only"
 BOTH = pytest.mark.parametrize("cls", [ReplayBuffer, PrioritizedReplayBuffer])
 
 
@@ -175,6 +176,25 @@ def test_an_empty_prioritized_buffer_gives_zeros_as_in_cpprb() -> None:
     buffer = PrioritizedReplayBuffer(4, {"t": {"dtype": "int64"}})
     zeros = {"t": np.zeros((2, 1), np.int64), "weights": np.ones(2, np.float32), "indexes": np.zeros(2, np.uint64)}
     assert_equal(buffer.sample(2), zeros)
+
+
+def test_an_overwritten_priority_may_be_the_greatest() -> None:
+    buffer = PrioritizedReplayBuffer(4, {"t": {}}, alpha=1.0, eps=0.0)
+    buffer.add(t=np.arange(6), priorities=[9.0, 1, 1, 1, 1, 1])
+    assert buffer.get_max_priority() == 9.0
+    buffer.clear()
+    for t, priority in enumerate([10.0, 0.5, 0.5, 0.5, 0.5, None]):
+        buffer.add(t=t, priorities=priority)
+    sample = buffer.sample(500, beta=1.0)
+    weights = dict(zip(sample["t"].ravel().tolist(), sample["weights"].tolist(), strict=True))
+    assert weights == pytest.approx({2.0: 1.0, 3.0: 1.0, 4.0: 1.0, 5.0: 0.05})
+    buffer.clear()
+    assert buffer.get_max_priority() == 1.0
+
+
+def test_priorities_that_are_overwritten_unread_count_as_in_cpprb(program) -> None:
+    pytest.importorskip("cpprb", reason=NO_CPPRB, exc_type=ImportError)
+    assert program("import cpprb_alike; cpprb_alike.compare_overwritten(); print('equal')").finish() == "equal"
 
 
 def test_updates_reach_rows_added_since_the_sample_unless_checked() -> None:
