@@ -160,8 +160,8 @@ PFRL = [
     Edit(r"import torch", "import torch\n\n" + IMPORT),
     Edit(r"def batch_experiences", recipe("pfrl", "class Lanes", "dqn.batch") + "\n", until=r"def batch_experiences"),
     Edit(BATCH, """
-        if "discount" in experiences[0][0]:
-            return experiences[0][0]
+        if "batch" in experiences[0][0]:
+            return batched(experiences, device, phi, batch_states)
     """, until=BATCH),
 ]  # fmt: skip
 EPISODES = recipe("components.episode_buffer", "from types", r"\Z") + "\n\nReplayBuffer = Episodes\n"

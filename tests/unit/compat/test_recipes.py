@@ -29,25 +29,40 @@ def recipe(library: str, reason: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_lanes_give_pfrls_agents_what_its_own_buffer_gives(steps: int, tmp_path: Path) -> None:
-    """Compares each row that both hold, found by its state, with n-step returns and bootstraps at truncations."""
+    """Compares each row that both hold, found by its state, with n-step returns and bootstraps at truncations.
+
+    States are frames of uint8, which the agent's phi scales; an agent updates its network with them.
+    """
     from_recipe = recipe("pfrl.replay_buffer", "needs pfrl: `python -m bench install tianshou`")
     import pfrl
 
-    spec = mc.TransitionSpec(mc.Field((2,)), mc.Field((), "int64"))
+    def scaled(frame: Any) -> Any:
+        return frame.astype(np.float32) / 4
+
+    def frame(env: int, t: float) -> Any:
+        return np.array([env, 2 * t], np.uint8)
+
+    spec = mc.TransitionSpec(mc.Field((2,), "uint8"), mc.Field((), "int64"))
     theirs = pfrl.replay_buffers.ReplayBuffer(1000, num_steps=steps)
     mine = from_recipe["Lanes"](mc.ReplayBuffer.create(spec, 1000, lanes=2), n_step=steps, gamma=0.9)
     for t in range(60):
         for env in range(2):
-            row = {"state": np.array([env, t], np.float32), "action": t, "reward": float(t % 7),
-                   "next_state": np.array([env, t + 0.5], np.float32), "is_state_terminal": t % 10 == 9}  # fmt: skip
-            if t % 10 != 9:  # the next row's state, as in an environment
-                row["next_state"] = np.array([env, t + 1 if t % 10 != 4 else t + 0.5], np.float32)
+            row = {"state": frame(env, t), "action": t, "reward": float(t % 7), "next_state": frame(env, t + 0.5),
+                   "is_state_terminal": t % 10 == 9}  # fmt: skip
+            if t % 10 not in (4, 9):  # the next row's state, as in an environment
+                row["next_state"] = frame(env, t + 1)
             for buffer in (theirs, mine):
                 buffer.append(**row, env_id=env)
                 if t % 10 == 4:
                     buffer.stop_current_episode(env_id=env)
-    whole = pfrl.replay_buffer.batch_experiences(list(theirs.memory), "cpu", lambda state: state, 0.9)
-    batch = from_recipe["dqn"].batch_experiences(mine.sample(400), device="cpu", phi=None, gamma=0.9)
+    network = torch.nn.Sequential(torch.nn.Linear(2, 60), pfrl.q_functions.DiscreteActionValueHead())
+    optimizer = torch.optim.Adam(network.parameters())
+    agent = pfrl.agents.DoubleDQN(network, optimizer, mine, 0.9, None, phi=scaled, replay_start_size=100)
+    agent.update(mine.sample(32))
+    about = {"device": agent.device, "phi": agent.phi, "gamma": agent.gamma, "batch_states": agent.batch_states}
+    whole = pfrl.replay_buffer.batch_experiences(list(theirs.memory), **about)
+    batch = from_recipe["dqn"].batch_experiences(mine.sample(400), **about)
+    assert {name: part.dtype for name, part in batch.items()} == {name: part.dtype for name, part in whole.items()}
     expected = {tuple(state.tolist()): i for i, state in enumerate(whole["state"])}
     assert len({tuple(state.tolist()) for state in batch["state"]}) > 60
     for i, state in enumerate(batch["state"]):
@@ -60,7 +75,7 @@ def test_lanes_give_pfrls_agents_what_its_own_buffer_gives(steps: int, tmp_path:
             torch.testing.assert_close(batch["discount"][i], whole["discount"][j])
     mine.save(tmp_path / "rows")
     mine.load(tmp_path / "rows")
-    assert mine.capacity == 1000 and len(mine.sample(3)[0][0]["state"]) == 3
+    assert mine.capacity == 1000 and len(mine.sample(3)[0][0]["batch"]) == 3
     mine.replay.close()
 
 
