@@ -62,7 +62,8 @@ def backward_induction(
         believed: (state, agent, action) -> (probability, profile) pairs: how the others act. In a profile, the actions
             of the agent itself and of robots do not matter. By default, all others act at random. In each state,
             profiles that are not possible are left out.
-        beta: at least 0; infinity takes the best action, or each of the best ones equally often.
+        beta: at least 0; infinity takes the best action, or each of the best ones equally often: those whose Q is less
+            than the best by at most a relative 1e-12, as the rounding of equal sums may be.
         gamma, rho: the discount of a duration of 1, or its rate -ln(gamma); by default none.
         durations: (state, profile, [(probability, successor), ...]) -> the duration of each outcome; by default 1.
         dtype: of the stored values: float64, float32 or float16.

@@ -5,7 +5,7 @@ Python's `sum` is not used: since 3.12 it compensates for rounding.
 """
 
 from itertools import product
-from math import exp, log
+from math import exp, inf, log
 
 import numpy as np
 
@@ -104,9 +104,13 @@ def rounded(value):
 
 
 def softmax(scores, beta):
-    """softmax(beta * scores); 0 where a score is None. An infinite beta chooses among the best at random."""
+    """softmax(beta * scores); 0 where a score is None. An infinite beta chooses among the best at random.
+
+    Scores are then equal if they differ by the rounding of their sums alone, to one part in 10^12.
+    """
     best = max(score for score in scores if score is not None)
-    weights = [0.0 if score is None else 1.0 if score == best else exp(beta * (score - best)) for score in scores]
+    tied = best - 1e-12 * abs(best) if beta == inf else best
+    weights = [0.0 if score is None else 1.0 if score >= tied else exp(beta * (score - best)) for score in scores]
     total = added(weights)
     return [weight / total for weight in weights]
 
@@ -133,7 +137,7 @@ class RobotInduction:
             if human.rows[i]:
                 mixed = {h: self._mixed(i, h) for h in self.people}
                 q = [self._q(i, r, mixed) for r in self.profiles]
-                scores = [None if x is None else -log(-x) if power else x for x in q]
+                scores = [None if x is None else -log(-x) if power and beta < inf else x for x in q]
                 self.policies[i] = softmax(scores, beta)
                 expected = added(p * (0.0 if x is None else x) for p, x in zip(self.policies[i], q, strict=True))
                 for h in self.people:

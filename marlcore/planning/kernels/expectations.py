@@ -18,6 +18,8 @@ from ...kernels.jit import bits_of, float_of, inlined
 
 OFFERED, ACHIEVED = 1, 2  # bits of a goal's flags in a state
 
+TIE = 1e-12  # the greatest relative difference between equally good actions
+
 DROPPED = 42  # bits of float64's mantissa that float16 lacks
 HALF, EVEN = (1 << (DROPPED - 1)) - 1, 1 << DROPPED  # for rounding to nearest, ties to even
 REBIAS = (1023 - 15) << 10  # the difference of the exponents' biases, at float16's exponent
@@ -131,15 +133,20 @@ def divide(total, mass):
 
 @inlined
 def soften(score, mass, beta, chosen):
-    """Writes softmax(beta * score) to `chosen`, 0 where mass is 0; if beta is infinite, the best share 1 equally."""
+    """Writes softmax(beta * score) to `chosen`, 0 where mass is 0; if beta is infinite, the best share 1 equally.
+
+    Sums of the same numbers in another order differ by their rounding, so an infinite beta counts a score as the best
+    if the difference is at most TIE times the best score's magnitude. Small scores may differ by far less than TIE.
+    """
     best, total = -math.inf, 0.0
     for i in range(len(score)):
         if mass[i] > 0.0:
             best = max(best, score[i])
+    tied = best - TIE * abs(best) if beta == math.inf else best
     for i in range(len(score)):
         chosen[i] = 0.0
         if mass[i] > 0.0:
             # Infinite beta times a difference of 0 would be NaN.
-            chosen[i] = math.exp(beta * (score[i] - best)) if score[i] < best else 1.0
+            chosen[i] = math.exp(beta * (score[i] - best)) if score[i] < tied else 1.0
         total += chosen[i]
     divide(chosen, total)

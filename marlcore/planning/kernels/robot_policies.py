@@ -107,7 +107,8 @@ def choose(rows, people, beta, power, values, policy, numbers, q, score, mass):
                 possible = True
                 if power and q[r] >= 0.0:
                     return state
-                score[r] = -math.log(-q[r]) if power else q[r]
+                # An infinite beta only looks for the best, whose rounding is relative to Q and not to its logarithm.
+                score[r] = -math.log(-q[r]) if power and beta < math.inf else q[r]
         if not possible:
             return state
         soften(score, mass, beta, policy[state])

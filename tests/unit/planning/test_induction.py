@@ -161,6 +161,43 @@ def test_random_graphs_have_the_oracles_values(one: Any, beta: float, optimistic
         check(graph, goals, dtype, beta=beta, gamma=0.95, robots=robots, optimistic=optimistic and agent > 0)
 
 
+ONE_WAY, ANOTHER = ([(0.1 * i, i) for i in order] for order in ((1, 2, 3, 4), (3, 2, 1, 4)))  # sums round differently
+
+
+def in_one_to_three(state: Any) -> bool:
+    return state in (1, 2, 3)
+
+
+def test_equally_good_actions_share_whatever_the_order_of_their_sums() -> None:
+    with build_graph(Table(1, 2, {0: {(0,): ONE_WAY, (1,): ANOTHER}}), workers=1) as graph:
+        check(graph, {0: [in_one_to_three]}, beta=math.inf)
+        with backward_induction(graph, {0: [in_one_to_three]}, beta=math.inf) as found:
+            assert found[0].policy[graph.index[0], 0].tolist() == [0.5, 0.5]
+        with backward_induction(graph, {0: [in_one_to_three]}, beta=1e18) as found:
+            assert found[0].policy[graph.index[0], 0].tolist() != [0.5, 0.5]
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_equally_good_robots_profiles_share_too(power: bool) -> None:
+    table = {0: {(0, robot): outcomes for robot, outcomes in enumerate((ONE_WAY, ANOTHER))}}
+    table |= {i: {(0, 0): [(1.0, 5)]} for i in (1, 2, 3)}  # with values of the aggregate, unlike the terminal ones
+    with (
+        build_graph(Table(2, 2, table), workers=1) as graph,
+        backward_induction(graph, {0: [in_one_to_three]}) as people,
+    ):
+        found = robot_induction(graph, people, reward, beta=math.inf, power=power, terminal=-1e-9)
+        assert found.policy[graph.index[0]].tolist() == [0.5, 0.5]
+
+
+def test_the_best_of_small_values_is_no_tie() -> None:
+    """After 60 steps at gamma 0.5 all values are below 1e-17; a step of delay halves them."""
+    chain = {i: {(0,): [(1.0, i + 1)], (1,): [(0.5, i + 1), (0.5, i + 2)]} for i in range(60)}
+    with build_graph(Table(1, 2, chain), workers=1) as graph:
+        check(graph, {0: [lambda state: state == 61]}, beta=math.inf, gamma=0.5)
+        with backward_induction(graph, {0: [lambda state: state == 61]}, beta=math.inf, gamma=0.5) as found:
+            assert found[0].policy[graph.index[0], 0].tolist() == [0.0, 1.0]
+
+
 @pytest.fixture
 def split_finely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the sweep split every level into parts of a few states."""
