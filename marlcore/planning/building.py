@@ -20,6 +20,7 @@ from .model import Profiles, WorldModel
 FRAME_S = 0.25
 MEMINFO = Path("/proc/meminfo")
 _MIB = 1 << 20
+_ORDERED = 120  # bytes that a state takes while it is ordered, besides its transitions: measured
 _SMALL = _MIB  # fewer bytes are not checked, since a check takes a quarter of a millisecond
 
 
@@ -78,8 +79,9 @@ def build_graph(
             expansion = Exploration(model, profiles, root, workers, batch, fork).run(watch.look)
         expansion.check_repeats(model.transition_probabilities, profiles)
         model.set_state(root)
-        watch.check_memory(len(expansion.states), expansion.nbytes)
-        return Graph.of(expansion, profiles, dtype, level_fct)
+        states = len(expansion.states)
+        watch.check_memory(states, expansion.nbytes + _ORDERED * states)
+        return Graph.of(expansion, profiles, dtype, level_fct, watch.check_memory)
 
 
 def _initial_state(model: WorldModel) -> Any:

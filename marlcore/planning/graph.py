@@ -79,9 +79,13 @@ class Graph(Shared):
         expansion: Expansion,
         profiles: Profiles,
         probability: str | None,
-        level_fct: Callable[[Any], int] | None = None,
+        level_fct: Callable[[Any], int] | None,
+        check_memory: Callable[[int, int], None],
     ) -> Graph:
-        """Orders a complete expansion and makes its graph. Raises ValueError, TypeError: see `build_graph`."""
+        """Orders a complete expansion and makes its graph. Raises ValueError, TypeError: see `build_graph`.
+
+        Calls `check_memory(states, bytes)` before it allocates the segment, since only then the states are pickled.
+        """
         edges = Edges.of(expansion.first, np.asarray(expansion.successor))
         order = topological_order(expansion.states, edges)
         level = longest_paths(edges, order) if level_fct is None else given_levels(expansion.states, edges, level_fct)
@@ -93,6 +97,7 @@ class Graph(Shared):
             "probability": probability,
         }  # fmt: skip
         shapes = _shapes(counts)
+        check_memory(len(states), nbytes_of(shapes))
         segment = Segment.create("graph", {"kind": cls.kind, **counts}, nbytes_of(shapes))
         with ClosedAfterError(segment):
             arrays = bind(shapes, segment.body)

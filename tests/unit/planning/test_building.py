@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -374,6 +374,16 @@ def test_what_a_graph_will_need_counts_as_used(limited: None) -> None:
     watch.check_memory(7, 40 << 20)
     with pytest.raises(NotEnoughMemory, match="to stay free after allocating 60 MiB more at 7 states, got 99 MiB"):
         watch.check_memory(7, 60 << 20)
+
+
+@pytest.mark.parametrize(("states", "says"), [
+    ([(i, os.urandom(1 << 20)) for i in range(12)], "after allocating 12 MiB more at 12 states, got 99 MiB free"),
+    ([*range(100_000)], "after allocating 13 MiB more at 100000 states, got 99 MiB free"),
+])  # fmt: skip
+def test_pickled_states_and_the_lists_that_order_them_count_too(states: Any, says: str, limited: None) -> None:
+    model = Table(1, 1, {one: {(0,): [(1.0, other)]} for one, other in pairwise(states)}, states[0])
+    with pytest.raises(NotEnoughMemory, match=says):
+        build_graph(model, workers=1, min_free_memory_fraction=0.09)
 
 
 def main(examples: int = 1000) -> None:

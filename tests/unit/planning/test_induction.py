@@ -190,7 +190,7 @@ def test_equally_good_robots_profiles_share_too(power: bool) -> None:
 
 
 def test_the_best_of_small_values_is_no_tie() -> None:
-    """After 60 steps at gamma 0.5 all values are below 1e-17; a step of delay halves them."""
+    """At first, the goal is so many steps away that all values are below 1e-12."""
     chain = {i: {(0,): [(1.0, i + 1)], (1,): [(0.5, i + 1), (0.5, i + 2)]} for i in range(60)}
     with build_graph(Table(1, 2, chain), workers=1) as graph:
         check(graph, {0: [lambda state: state == 61]}, beta=math.inf, gamma=0.5)
