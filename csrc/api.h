@@ -243,9 +243,11 @@ int mc_mapping_detach(struct mc_mapping *mapping, int fd);
 
 /* Before a fork. Counts it, and keeps this thread's signals back, in the child too, until mc_fork_end. */
 void mc_fork_begin(void);
+/* In the child, first: it continues the count from its own fork's number, which no sibling has. */
+void mc_fork_child(void);
 /* The same thread, in the parent and in the child. */
 void mc_fork_end(void);
-/* The forks of this process up to now; a child continues its parent's count. */
+/* The forks of this process up to now, with those of its parent up to its own. */
 int64_t mc_forks(void);
 
 /* ---- locks: the kernel releases them when their holder dies ---- */

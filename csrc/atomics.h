@@ -45,8 +45,8 @@ static inline uint64_t mc_load_reserved(const struct mc_counters *c) {
     return atomic_load_explicit(&((struct mc_counters *)c)->reserved, memory_order_relaxed);
 }
 
-/* kept: the releases keep the word behind the commit of its row, and the number behind the word. The first
- * pairs with mc_fence_read, the second with load_kept_of. */
+/* kept: the first release orders the word after the commit of its row, and pairs with mc_fence_read; the
+ * second orders the count after the word, and pairs with load_kept_of. */
 static inline void mc_store_kept(struct mc_counters *c, uint64_t word, uint64_t of) {
     atomic_store_explicit(&c->kept[0], word, memory_order_release);
     atomic_store_explicit(&c->kept[1], of, memory_order_release);

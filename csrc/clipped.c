@@ -84,14 +84,17 @@ void mc_clipped_judge(const struct mc_clipped *batch, int64_t rows, float *log_p
 
 /* Adds a row's terms of the policy's loss; returns the loss's slope by the log-probability. */
 static float policy_slope(const struct mc_clipped *batch, int64_t number, float log_prob, double *terms) {
+    const float most = 80.0f; /* MOST_LOG_RATIO of clipped_policy.py */
     float low = (float)(1.0 - batch->clip), high = (float)(1.0 + batch->clip);
-    float moved = log_prob - batch->before[number], ratio = expf(moved);
+    float difference = log_prob - batch->before[number];
+    int is_too_far = difference > most; /* false for NaN, which stays */
+    float moved = is_too_far ? most : difference, ratio = expf(moved);
     float inside = ratio < low ? low : ratio > high ? high : ratio;
     float own = batch->advantage[number] * ratio, bound = batch->advantage[number] * inside;
     terms[MC_POLICY_LOSS] -= (double)(own < bound ? own : bound);
     terms[MC_KL] += (double)(ratio - 1.0f - moved);
     terms[MC_BEYOND] += ratio != inside;
-    return own > bound ? 0.0f : -own; /* NaN stays */
+    return is_too_far || own > bound ? 0.0f : -own; /* NaN stays */
 }
 
 /* Adds a row's term of the critic's loss; returns the loss's slope by the value. */

@@ -18,7 +18,7 @@ static_assert(sizeof(struct mc_counters) <= MC_LINE && sizeof(struct mc_event) <
 #define MC_TICKET_LIMIT (UINT64_C(1) << 62)
 
 /* Copies of at least this many bytes may use non-temporal stores: glibc's x86_non_temporal_threshold is at
- * least 0x4040, which it may be where a hypervisor tells nothing of the caches. */
+ * least 0x4040, and has this least value where a hypervisor hides the sizes of the caches. */
 #define MC_STREAMING_BYTES ((uint64_t)16 * 1024)
 
 enum { MC_ATTEMPTS = 1000 }; /* to look at a lane, if each attempt is lapped */

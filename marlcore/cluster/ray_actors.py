@@ -5,6 +5,7 @@ store, from which other processes read them without a copy; nodes that have fetc
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LaneBusy, LinkLost, MarlcoreError
+from ..errors import LaneBusy, LinkLost, MarlcoreError, SegmentNotFound
 from ..lazy import missing
 from ..memory import SegmentHandle
 from ..weights import ParameterStore
@@ -26,6 +27,8 @@ _WATCH_S = 1.0  # seconds that a porter waits for a newer version, after which m
 _ANSWER_S = 30.0  # seconds for the answer and for the row's transfer, added to a mirror's own timeout
 
 Ints = NDArray[np.int64]
+
+log = logging.getLogger(__name__)
 
 
 class IngestActor:
@@ -51,10 +54,15 @@ class IngestActor:
         """Returns a relay's ingest. Raises LinkLost, so that the relay tries again, if it cannot be made yet."""
         try:
             return self._ingests_made()[name]
-        except Exception as error:  # LaneBusy: this actor was restarted before the kernel had ended its old process
-            if not isinstance(error, (LaneBusy, OSError)) and type(error) is not MarlcoreError:  # no descriptor is free
+        except SegmentNotFound:  # also an OSError
+            raise
+        except (LaneBusy, OSError, MarlcoreError) as error:
+            # LaneBusy: this actor was restarted before the kernel had ended its old process. A plain MarlcoreError: no
+            # descriptor is free.
+            if isinstance(error, MarlcoreError) and type(error) not in (LaneBusy, MarlcoreError):
                 raise
-            raise LinkLost(f"the ingest is not ready: {error}") from None
+            log.warning("%s", why := f"the ingest is not ready: {error}")
+            raise LinkLost(why) from None
 
     def _ingests_made(self) -> Mapping[str, Ingest]:
         # Not in the constructor, whose exceptions Ray does not pass on; after an exception, the next call tries again.

@@ -145,7 +145,7 @@ class Relay(Closing):
         self._is_open = False  # whether the ingest has said where to continue
         self._next = np.zeros(source.lanes, np.int64)  # by lane: the ticket to send next
         self._acked = np.full(source.lanes, -1)  # by lane: the ticket below which the ingest has all rows; -1: unknown
-        # By lane, the ticket below which rows were sent to any ingest, to an earlier one, and stay unsent to this one
+        # By lane, the ticket below which rows were sent to any ingest; to an earlier one; and are not sent to this one
         self._sent, self._elsewhere, self._floor = np.zeros((3, source.lanes), np.int64)
         # The messages in flight: spans, the time at which the oldest row was seen, and the ingest's answer
         self._flight: deque[tuple[Ints, float, Future[bool]]] = deque()

@@ -74,7 +74,7 @@ class _LaneStorage(_Storage):
         super().__init__(max_size, compilable=True)  # the base's unused counters then take no semaphores
         self.lanes = lanes
         self.keys: dict[str, Key] = {}  # the keys of the leaves by the names of their fields in the spec
-        self.axes: Axes = [], {}
+        self.axes: Axes | None = None  # of a state of marlcore 0.1.0, which has none: those of the next rows
         self._handle: SegmentHandle | None = None
         self.forked()
         invalidate_after_fork(self)
@@ -115,8 +115,10 @@ class _LaneStorage(_Storage):
         leaves = _leaves(rows)
         if leaves.keys() != set(self.keys.values()):
             raise names_error("tensordict", map(str, self.keys.values()), list(leaves))
-        if (axes := _axes(rows, leaves)) != self.axes:
-            raise ValueError(f"batch_size: expected {self.axes} of a row and its nested TensorDicts, got {axes}")
+        axes = _axes(rows, leaves)
+        if (expected := self.axes or axes) != axes:
+            raise ValueError(f"batch_size: expected {expected} of a row and its nested TensorDicts, got {axes}")
+        self.axes = axes
         fields = self.replay.spec.extra_fields
         arrays = {
             name: rows_of(str(key), fields[name], leaves[key].detach().cpu().numpy(), len(rows))
@@ -155,7 +157,7 @@ class _LaneStorage(_Storage):
         drawn, self.drawn = self.drawn, None
         if drawn is None or drawn[0] is not index:
             raise IndexError("index: expected the index of the newest draw, since rows in lanes have no slots")
-        batch, (own, nested) = drawn[1], self.axes
+        batch, (own, nested) = drawn[1], self.axes or ([], {})
         leaves = {key: torch.from_numpy(batch.extras[name]) for name, key in self.keys.items()}
         rows = TensorDict(leaves, [len(batch), *own])
         for key, axes in nested.items():
@@ -198,7 +200,7 @@ class _LaneStorage(_Storage):
             if keys.keys() != replay.spec.extras.keys():
                 raise names_error("keys", replay.spec.extras, keys)
         self._hold(replay)
-        self.keys, self.axes = keys, state_dict.get("axes", ([], {}))  # marlcore 0.1.0 saved none
+        self.keys, self.axes = keys, state_dict.get("axes")
 
     def dumps(self, path: str | Path) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)

@@ -290,7 +290,8 @@ class StopConfig(Declared):
     """Seconds after which the run ends, earlier parts of a resumed run included."""
     metric: str = "episode_return"
     """The metric of `threshold` and `patience`: a name, such as episode_return or eval_return, or agent/name. Its value
-    is the mean of the last `window` values of each agent or policy that reports it, averaged over all of them."""
+    is the mean of the last `window` values of each agent or policy that reports it, averaged over all of them. It is
+    judged once all have reported it, but for those that are silent while another reports ten values more."""
     threshold: Annotated[float | None, Number()] = None
     """Value of the metric at which the run ends."""
     patience: Annotated[int | None, Whole(1)] = None

@@ -54,10 +54,10 @@ def close_when_alone(claim: File, inside: Inside) -> None:
     me = get_ident()
     while claim.fd >= 0 and any(thread not in (me, _FORKED) for thread in [*inside]):  # in a forked child it is closed
         time.sleep(_PAUSE_S)
-    if me in inside:
-        inside[me] = claim.closer()
-    else:
+    if me not in inside:
         claim.close()
+    elif inside[me] is None:  # else it was closed before in this call
+        inside[me] = claim.closer()
 
 
 def let_in(used: Any) -> None:
@@ -97,5 +97,6 @@ def _after_fork() -> None:
 
 
 # C functions, so that there is no instruction at which a handler could raise instead: see forks.c
-os.register_at_fork(before=lib.mc_fork_begin, after_in_parent=lib.mc_fork_end, after_in_child=_after_fork)
+os.register_at_fork(before=lib.mc_fork_begin, after_in_parent=lib.mc_fork_end, after_in_child=lib.mc_fork_child)
+os.register_at_fork(after_in_child=_after_fork)
 os.register_at_fork(after_in_child=lib.mc_fork_end)

@@ -65,7 +65,7 @@ def take_flushing(
 def _recover(body: Bytes, geometry: LaneGeometry, marks: Marks, mark: Mark, held: File, seal: Seal) -> Recovered:
     """Restores each lane's counters from the last mark; a mark of the present boot then lets other processes in.
 
-    Whoever stops this before that mark is whole, the next process does all of it anew, with the same result.
+    Whoever stops this before that mark is whole, the next process does all of it anew, with the same rows.
     """
     first, end = geometry.counters_offset(0), geometry.counters_offset(geometry.lanes)
     counters = body[first:end].view(np.int64).reshape(-1, LINE // 8)

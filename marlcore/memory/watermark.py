@@ -121,7 +121,7 @@ class Marks:
         return mark if ((whole >= 0) & (whole <= promised) & (promised < TICKETS)).all() else None
 
     def write(self, mark: Mark) -> None:
-        """Overwrites the older mark. The caller must have synced the rows and the newer mark."""
+        """Overwrites the older mark. The caller must have synced the rows and the newer mark; see also recovery.py."""
         self._places[mark.number % 2][:] = np.frombuffer(mark.raw(), np.uint8)
 
     def publish(self, mark: Mark) -> None:

@@ -55,24 +55,26 @@ def fetch_run(address: str, runs: Path, only: str = "") -> Path:
 class RemoteCopy(Closing):
     """Copies changed files of a run's directory to an address, in a thread; `close` copies the last changes.
 
-    Raises: ValueError: the address cannot be written to or, with `new`, already holds files. OSError, from `close`: the
-        last changes were not copied.
+    `fetched` is what `fetch_run` returned; None if the run is new.
+
+    Raises: ValueError: the address cannot be written to or, for a new run, already holds files. OSError, from `close`:
+        the last changes were not copied.
     """
 
-    def __init__(self, address: str, *, new: bool) -> None:
+    def __init__(self, address: str, fetched: Path | None = None) -> None:
         self._address = address
         self._files, self._root = _opened("run_dir", address)
         try:
             self._files.makedirs(self._root, exist_ok=True)
-            found = [name.removeprefix(f"{self._root}/") for name in self._files.find(self._root)]
+            found = [] if fetched else self._files.find(self._root)
         except Exception as error:
             raise ValueError(f"run_dir: expected a writable place, got {address!r} ({brief(error)})") from None
-        if new and found:
+        if found:
             raise ValueError(f"run_dir: expected a new or empty directory, got {address!r}, which holds files")
         self._path: Path | None = None
         # By file: its modification time in ns, and its size. The first push of a resumed run copies every file, and
-        # removes those that the run no longer has; dot files are not the run's.
-        self._sent = {name: (0, 0) for name in found if not name.rpartition("/")[2].startswith(".")}
+        # removes those there that the run no longer has.
+        self._sent = dict.fromkeys(self._look(fetched) if fetched else (), (0, 0))
         self._folders: set[str] = set()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._work, name="marlcore-remote", daemon=True)

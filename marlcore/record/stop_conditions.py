@@ -63,8 +63,9 @@ class StopConditions:
         """Whether all agents or policies that may report this metric have done so, or seem not to report it at all."""
         if self._counts[metric.agent] >= self.config.values + SILENT:
             return True
-        group = next((group for group in self.groups if metric.agent in group), ())
-        return all(name in self._windows for name in group if self.config.watches(name, metric.name))
+        groups = [group for group in self.groups if metric.agent in group] or [()]
+        awaited = ([name for name in group if self.config.watches(name, metric.name)] for group in groups)
+        return any(all(name in self._windows for name in names) for names in awaited)
 
     def _expect_metric(self, other: Metric, evaluated: bool) -> None:
         """Warns once if the condition's metric, perhaps misspelt, has not come for long; names metrics that came."""

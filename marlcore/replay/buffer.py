@@ -436,7 +436,8 @@ class ReplayBuffer(TransitionLanes):
 
     def unlink(self) -> None:
         """Removes the segment's name, and the files of a durable replay's samplers; other processes keep the memory."""
-        if self._segment.unlink() and self._durability is not None:
+        removed = self._segment.unlink()
+        if self._durability is not None and (removed or not os.path.lexists(self._durability.path)):
             unlink_states(self._durability.path)
 
     @classmethod

@@ -77,7 +77,7 @@ def _copied(launch: Launch) -> Iterator[Callable[[Path], None]]:
     if not launch.remote:
         yield lambda path: None
         return
-    with RemoteCopy(launch.remote, new=launch.resume is None) as copy, ExitStack() as undo:
+    with RemoteCopy(launch.remote, launch.resume) as copy, ExitStack() as undo:
         if launch.resume is not None:
             undo.callback(shutil.rmtree, launch.resume)  # removes the local copy if the run fails before its start
 

@@ -56,7 +56,9 @@ def fight(folder: Path, lives: list[int], batch_size: int, **settings: Any) -> m
 
 
 @pytest.mark.parametrize("mode", [pytest.param("serial"), pytest.param("async", marks=LONG)])
-@settings(max_examples=1, deadline=None, suppress_health_check=[*HealthCheck])
+@settings(
+    max_examples=1, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 @example(lives=[99, *[5] * 9], batch_size=128, copies=2, actors=1)  # as in a battle: one survivor fills its lanes alone
 @example(lives=[99, 5], batch_size=150, copies=1, actors=3)  # actors that are done leave the last one alone
 @given(

@@ -75,7 +75,7 @@ def test_what_changes_is_copied_and_what_goes_is_removed(memory: Any, tmp_path: 
     names = "metrics.csv", "checkpoints/run.json", "checkpoints/a.pt", "checkpoints/a.replay", "checkpoints/.a.pt.1.new"
     for name in names:
         (run / name).write_bytes(b"1")
-    with RemoteCopy(ADDRESS, new=True) as copy:
+    with RemoteCopy(ADDRESS) as copy:
         copy.follow(run)
         order: list[str] = []
         put, pipe = memory.put_file, memory.pipe_file
@@ -102,7 +102,7 @@ def test_a_checkpoint_there_is_never_newer_than_its_replay(memory: Any, tmp_path
         files.put_file(path, to)
 
     files: Any = fsspec.filesystem("memory", skip_instance_cache=True)
-    with RemoteCopy(ADDRESS, new=True) as copy, pytest.MonkeyPatch.context() as patch:
+    with RemoteCopy(ADDRESS) as copy, pytest.MonkeyPatch.context() as patch:
         copy._path = tmp_path
         patch.setattr(memory, "put_file", meanwhile)
         copy.push()
@@ -111,18 +111,21 @@ def test_a_checkpoint_there_is_never_newer_than_its_replay(memory: Any, tmp_path
 
 
 def test_what_is_not_the_runs_own_stays_there(memory: Any, tmp_path: Path) -> None:
-    for name in (".note", "old"):
+    for name in ("config.json", "old"):
         memory.pipe_file(f"/bucket/demo/{name}", b"1")
-    with RemoteCopy(ADDRESS, new=False) as copy:
-        copy.follow(tmp_path)
-    assert held(memory) == {".note": b"1"}
+    fetched = fetch_run(ADDRESS, tmp_path)
+    with RemoteCopy(ADDRESS, fetched) as copy:
+        memory.pipe_file("/bucket/demo/another's", b"1")
+        (fetched / "old").unlink()
+        copy.follow(fetched)
+    assert held(memory) == {"config.json": b"1", "another's": b"1"}
 
 
 def test_a_place_that_was_removed_is_told_and_filled_again(memory: Any, tmp_path: Path) -> None:
     place, run = tmp_path / "there", tmp_path / "run"
     run.mkdir()
     (run / "config.json").touch()
-    with RemoteCopy(f"file://{place}", new=True) as copy:
+    with RemoteCopy(f"file://{place}") as copy:
         copy.follow(run)
         copy.push()
         shutil.rmtree(place)

@@ -35,7 +35,7 @@ from .trainers import AdamTrainer, seeded_generator
 
 BONUS = "entropy_coefficient"  # scheduled, as the learning rate is
 ADAM_EPS = 1e-5  # Huang et al. 2022, detail 3
-MOST_LOG_RATIO = 80.0  # whose exponential is finite
+MOST_LOG_RATIO = 80.0  # an infinite ratio would give NaN as a slope; the same in clipped.c
 METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")  # of a step
 KL = METRICS.index("approx_kl")
 
@@ -279,9 +279,7 @@ class ClippedPolicyTrainer(AdamTrainer):
         self, log_prob: torch.Tensor, rows: Minibatch, mean: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns the clipped loss, the KL divergence and the share of clipped rows; `mean` averages over rows."""
-        logratio = log_prob - rows.log_prob
-        # An infinite ratio would give NaN as the slope of the product that the minimum leaves out.
-        logratio = torch.where(rows.advantage > 0, logratio.clamp(max=MOST_LOG_RATIO), logratio)
+        logratio = (log_prob - rows.log_prob).clamp(max=MOST_LOG_RATIO)
         ratio = torch.exp(logratio)
         clipped = ratio.clamp(1 - self.hyper.clip, 1 + self.hyper.clip)
         loss = -mean(torch.minimum(rows.advantage * ratio, rows.advantage * clipped))

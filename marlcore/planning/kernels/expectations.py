@@ -142,7 +142,7 @@ def soften(score, mass, beta, chosen):
     for i in range(len(score)):
         if mass[i] > 0.0:
             best = max(best, score[i])
-    tied = best - TIE * abs(best) if beta == math.inf else best
+    tied = best - TIE * abs(best) if beta == math.inf and abs(best) < math.inf else best
     for i in range(len(score)):
         chosen[i] = 0.0
         if mass[i] > 0.0:

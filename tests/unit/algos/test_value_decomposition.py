@@ -109,7 +109,7 @@ def check_update(hyper, spaces, seed):
     np.testing.assert_allclose(update.priority, np.abs(errors), rtol=1e-3, atol=1e-4)
 
 
-@settings(max_examples=15, suppress_health_check=[*HealthCheck])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(["vdn", "qmix", "softmax"]),
     double=st.booleans(),
@@ -138,7 +138,7 @@ def test_the_plain_loop_finds_a_rule_left_out(name, rule, monkeypatch):
         check_update(made(name), spaces_of(masked=True), 0)
 
 
-@settings(max_examples=20, suppress_health_check=[*HealthCheck])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(["qmix", "softmax"]),
     seed=st.integers(0, 2**16),

@@ -60,8 +60,8 @@ def test_an_actor_waits_for_whole_weights(ends: str, monkeypatch: pytest.MonkeyP
         counters[1] = counters[0] + 1
         host: Any = SimpleNamespace(
             beat=beat, config=CONFIG, env=SimpleNamespace(copies=1), control=control, hold=stack.enter_context,
-            _number=0, _steps=0, _seed=lambda *use: 0, _device=torch.device("cpu"), spec=SimpleNamespace(policies=[policy]),
-            memory=SimpleNamespace(weights={AGENT: store.handle}),
+            _number=0, _steps=0, _seed=lambda *use: 0, _device=torch.device("cpu"),
+            spec=SimpleNamespace(policies=[policy]), memory=SimpleNamespace(weights={AGENT: store.handle}),
         )  # fmt: skip
         assert roles.ActorRole._policy(host, policy)[1].version == versions[-1] and next(beats) > 5
 

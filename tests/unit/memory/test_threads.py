@@ -141,7 +141,7 @@ def test_a_signals_handler_that_closes_an_end_lets_its_call_finish_alone(kind: s
         last = getattr(holder, name)
 
         def handle(*_: object) -> None:
-            end.close()
+            end.close(), end.close()
             check_refused(again, LaneBusy, "living")
             if raises:
                 raise Rang

@@ -1,6 +1,7 @@
 """Forks: a child's first use of a sampler, a reader or a replay attaches it anew, and draws are the child's own."""
 
 import multiprocessing
+import os
 import signal
 import socket
 import threading
@@ -18,7 +19,8 @@ from victims import fork, reap
 
 import marlcore as mc
 from marlcore.lazy import is_installed
-from marlcore.memory import guard
+from marlcore.memory import child_number, guard
+from marlcore.memory.native import lib
 
 SPEC = mc.TransitionSpec(mc.Field(), mc.Field((), "int64"))
 
@@ -158,6 +160,35 @@ def test_a_signal_in_a_forks_hooks_leaves_the_child_no_writer_and_comes_behind_t
     finally:
         signal.signal(signal.SIGALRM, before)
     assert not came and writer.add(0.0, 0, 0.0) == 100
+
+
+def test_children_of_several_threads_have_numbers_of_their_own():
+    """Their samplers draw by these; a thread may come between another one's hook and its fork."""
+    numbers: list[int] = []
+
+    def start() -> None:
+        for _ in range(20):
+            reads, writes = os.pipe()
+            assert in_a_fork(lambda writes=writes: os.write(writes, child_number().to_bytes(8, "little")))
+            numbers.append(int.from_bytes(os.read(reads, 8), "little"))
+            os.close(reads), os.close(writes)
+
+    threads = [threading.Thread(target=start) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({*numbers}) == len(numbers) == 60
+
+
+def test_a_hook_that_forks_leaves_no_signal_blocked():
+    """Other libraries' hooks may fork, and run between those of marlcore."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    for begun in (lib.mc_fork_begin, lib.mc_fork_begin, lib.mc_fork_end):
+        begun()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) > mask
+    lib.mc_fork_end(), lib.mc_fork_end()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
 
 
 def test_a_full_lanes_writer_asks_for_no_room_in_a_child():

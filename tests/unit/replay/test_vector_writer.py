@@ -48,7 +48,7 @@ steps = st.lists(
 
 
 @pytest.mark.parametrize("name", ALL_SPECS)
-@settings(max_examples=8, suppress_health_check=[*HealthCheck])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(program=steps, seed=st.integers(0, 2**32 - 1))
 def test_a_vector_writer_leaves_the_bytes_of_single_writers(name, program, seed):
     """Counters, records, frames and states at intervals are the same, wherever lanes wrap.
