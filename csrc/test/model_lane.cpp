@@ -337,7 +337,7 @@ static const search searches[] = {
     {"sample_pairs", ALL, sampler, 2, 2, 2, 1, 1, 0},
     {"sample_stale", RANDOM, sampler, 2, 4, 1, 1, 1, 200000},
     {"sample_streamed", RANDOM, sampler, 2, 4, 1, 1, 2, 200000},
-    {"newest_of_1", ALL, subscriber, 1, 2, 1, 2, 1, 0},
+    {"newest_of_1", ALL, subscriber, 1, 2, 1, 1, 1, 0},
     {"newest_of_2", ALL, subscriber, 2, 3, 1, 1, 1, 0},
     {"newest_of_3", RANDOM, subscriber, 3, 6, 1, 2, 1, 200000},
     {"device_of_2", ALL, subscriber, 2, 3, 0, 1, 1, 0},
