@@ -36,6 +36,7 @@ def run_role(name: str, spec: RunSpec, memory: Memory, attempt: int) -> None:
         import torch  # noqa: F401
     with closing(Control.attach(memory.control)) as control:
         settled = roles.settle_torch(spec.config, name, control, attempt)
+    del control  # its words would keep the mapping, and the lock, in what an environment forks
     if not settled:  # the environment may still import torch
         os.environ.setdefault("OMP_NUM_THREADS", str(spec.config.learner.threads))
     with closing(kind(name, spec, memory, attempt)) as role:
