@@ -398,6 +398,7 @@ void mc_act_by_categories(const struct mc_begun *network, int64_t parts, const i
 
 /* ---- PPO's objective; see clipped.c ---- */
 
+enum { MC_MOST_LOG_RATIO = 80 }; /* an infinite ratio would give NaN as a slope */
 /* Means over rows: the loss, its parts, the estimated divergence, the share of clipped ratios. */
 enum { MC_LOSS, MC_POLICY_LOSS, MC_VALUE_LOSS, MC_ENTROPY, MC_KL, MC_BEYOND, MC_TERMS };
 

@@ -84,7 +84,7 @@ void mc_clipped_judge(const struct mc_clipped *batch, int64_t rows, float *log_p
 
 /* Adds a row's terms of the policy's loss; returns the loss's slope by the log-probability. */
 static float policy_slope(const struct mc_clipped *batch, int64_t number, float log_prob, double *terms) {
-    const float most = 80.0f; /* MOST_LOG_RATIO of clipped_policy.py */
+    const float most = MC_MOST_LOG_RATIO;
     float low = (float)(1.0 - batch->clip), high = (float)(1.0 + batch->clip);
     float difference = log_prob - batch->before[number];
     int is_too_far = difference > most; /* false for NaN, which stays */

@@ -38,6 +38,8 @@ void mc_copy_out(void *dest, const uint8_t *row, uint64_t size);
 
 /* mc_lanes_newest of one lane. */
 int mc_lane_newest(const struct mc_lane *lane, uint64_t *committed, uint64_t *word);
+/* The first word of a row, whole only if the row still is after the call. */
+uint64_t mc_lane_word(const struct mc_lane *lane, uint64_t ticket);
 
 /* Whether n rows may be appended, without a write: the ticket of the first, or the error of mc_lane_reserve.
  */
@@ -67,7 +69,6 @@ static inline int mc_row_is_boundary(const struct mc_row *row) { return !!(mc_ro
 static inline uint32_t mc_row_age(const struct mc_row *row) { return row->place & (MC_AGE_LIMIT - 1); }
 /* The age of the row after one of this age, in the same episode. */
 uint32_t mc_age_after(const struct mc_lane *lane, uint32_t age);
-void mc_row_load(const struct mc_lane *lane, uint64_t ticket, struct mc_row *row);
 /* The transitions among `rows` rows of a lane, modulo 2^32, by the first word of the newest. */
 uint32_t mc_transitions_of(uint64_t rows, uint64_t word);
 

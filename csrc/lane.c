@@ -143,7 +143,7 @@ __attribute__((noinline)) static int mc_lane_reserve_withheld(struct mc_lane *la
     return error ? error : mc_lane_reserve(lane, n, first);
 }
 
-static uint64_t mc_lane_word(const struct mc_lane *lane, uint64_t ticket) {
+uint64_t mc_lane_word(const struct mc_lane *lane, uint64_t ticket) {
     const struct mc_column *column = &lane->column[0];
     uint64_t word;
     mc_copy_out(&word, column->base + ticket % lane->capacity * column->stride, sizeof word);

@@ -5,14 +5,14 @@
 
 #include "core.h"
 
-void mc_row_load(const struct mc_lane *lane, uint64_t ticket, struct mc_row *row) {
-    const struct mc_column *column = &lane->column[0];
-    mc_copy_out(row, column->base + (ticket % lane->capacity) * column->stride, sizeof *row);
+static struct mc_row mc_row_of(uint64_t word) {
+    struct mc_row row = {0};
+    memcpy(&row, &word, sizeof word);
+    return row;
 }
 
 uint32_t mc_transitions_of(uint64_t rows, uint64_t word) {
-    struct mc_row newest = {0};
-    memcpy(&newest, &word, sizeof word);
+    struct mc_row newest = mc_row_of(word);
     return rows ? newest.ordinal + !mc_row_is_boundary(&newest) : 0;
 }
 
@@ -190,19 +190,17 @@ int64_t mc_writer_add_rows(struct mc_writer *writer, uint64_t n, uint8_t *record
 
 int64_t mc_lane_transitions(const struct mc_lane *lane) {
     for (int attempt = 0; attempt < MC_ATTEMPTS; attempt++) {
-        struct mc_row oldest, newest;
         int64_t lo, hi, which = 0;
         uint8_t ok;
         if (mc_lanes_window(lane, 1, &lo, &hi))
             return -EUCLEAN;
         if (lo == hi)
             return 0;
-        mc_row_load(lane, (uint64_t)lo, &oldest);
-        mc_row_load(lane, (uint64_t)hi - 1, &newest);
+        uint64_t oldest = mc_lane_word(lane, (uint64_t)lo), newest = mc_lane_word(lane, (uint64_t)hi - 1);
         mc_lanes_validate(lane, 1, &which, &lo, &ok);
         if (!ok)
             continue;
-        int64_t held = (uint32_t)(newest.ordinal + !mc_row_is_boundary(&newest) - oldest.ordinal);
+        int64_t held = (uint32_t)(mc_transitions_of(1, newest) - mc_row_of(oldest).ordinal);
         return held <= hi - lo ? held : -EUCLEAN;
     }
     return -ESTALE;

@@ -56,7 +56,7 @@ class IngestActor:
             return self._ingests_made()[name]
         except SegmentNotFound:  # also an OSError
             raise
-        except (LaneBusy, OSError, MarlcoreError) as error:
+        except (OSError, MarlcoreError) as error:
             # LaneBusy: this actor was restarted before the kernel had ended its old process. A plain MarlcoreError: no
             # descriptor is free.
             if isinstance(error, MarlcoreError) and type(error) not in (LaneBusy, MarlcoreError):

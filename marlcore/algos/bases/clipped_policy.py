@@ -20,6 +20,7 @@ from ...compiled import LOG_PROB
 from ...declared import Number, Scheduled
 from ...interfaces import Action, QueueSource, ReplaySource, Update
 from ...kernels import policies
+from ...memory import lib
 from ...observations import rows_at
 from ...spaces import Spaces
 from ...spec import Field, TransitionSpec
@@ -35,7 +36,6 @@ from .trainers import AdamTrainer, seeded_generator
 
 BONUS = "entropy_coefficient"  # scheduled, as the learning rate is
 ADAM_EPS = 1e-5  # Huang et al. 2022, detail 3
-MOST_LOG_RATIO = 80.0  # an infinite ratio would give NaN as a slope; the same in clipped.c
 METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")  # of a step
 KL = METRICS.index("approx_kl")
 
@@ -279,7 +279,7 @@ class ClippedPolicyTrainer(AdamTrainer):
         self, log_prob: torch.Tensor, rows: Minibatch, mean: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns the clipped loss, the KL divergence and the share of clipped rows; `mean` averages over rows."""
-        logratio = (log_prob - rows.log_prob).clamp(max=MOST_LOG_RATIO)
+        logratio = (log_prob - rows.log_prob).clamp(max=lib.MC_MOST_LOG_RATIO)
         ratio = torch.exp(logratio)
         clipped = ratio.clamp(1 - self.hyper.clip, 1 + self.hyper.clip)
         loss = -mean(torch.minimum(rows.advantage * ratio, rows.advantage * clipped))
