@@ -71,6 +71,7 @@ from .envs import RunStep as RunStep
 from .envs import TreasureHunt as TreasureHunt
 from .envs import run_step as run_step
 from .evaluation import LoadedPolicy as LoadedPolicy
+from .evaluation import MixedPlayer as MixedPlayer
 from .evaluation import evaluate as evaluate
 from .evaluation import load_policy as load_policy
 from .interfaces import Action as Action
@@ -84,7 +85,6 @@ from .interfaces import Turn as Turn
 from .interfaces import Update as Update
 from .interfaces import VectorEnvironment as VectorEnvironment
 from .loops import Evaluation as Evaluation
-from .meta import MixedPlayer as MixedPlayer
 from .meta import PSROResult as PSROResult
 from .meta import exploitability as exploitability
 from .meta import psro as psro

@@ -122,8 +122,9 @@ def _read(network: Any) -> tuple[dict[str, Floats], list[str | None]]:
     following: list[str | None] = []
     names = {nn.ReLU: "relu", nn.Tanh: "tanh"}
     for name, part in network.named_modules(remove_duplicate=False):  # a part may stand in several places
-        if part._forward_hooks or part._forward_pre_hooks:
-            raise ValueError(f"network {name or '(itself)'}: expected layers without hooks, got {brief(part)} with one")
+        if part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part):
+            own = "a hook or a forward of its own"
+            raise ValueError(f"network {name or '(itself)'}: expected layers without {own}, got {brief(part)} with one")
         if type(part) is nn.Linear and part.bias is not None and part.weight.device.type != "meta":
             prefix = f"{name}." if name else ""
             for key in ("weight", "bias"):

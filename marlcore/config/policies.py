@@ -79,7 +79,7 @@ def compiled_of(policy: AssignedPolicy, config: Config) -> CompiledPolicy | None
         from ..algos.compiled import compiled_policy  # imports torch
 
         compiled = compiled_policy(policy.algorithm, policy.spaces, settings.engine)
-    return compiled if {*config.actor.devices} == {"cpu"} else None
+    return compiled if all(name.partition(":")[0] == "cpu" for name in config.actor.devices) else None
 
 
 def hides_joint(algorithm: Algorithm | None, spaces: Spaces) -> bool:

@@ -138,6 +138,11 @@ class Exponential(Schedule):
     rate: Annotated[float, Number(above=0)]
     every: Annotated[float, Number(1)] = 1
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.rate - 1) * self.start * (self.end - self.start) < 0:
+            raise ValueError(f"exponential rate: expected one that leads from start to end, got {self.rate}")
+
     def at(self, count: int) -> float:
         try:
             value: float = self.start * self.rate ** (count / self.every)

@@ -313,7 +313,8 @@ class StopConfig(Declared):
     @property
     def of_evaluation(self) -> bool:
         """Whether the metric comes from evaluations; each evaluation is judged as a whole."""
-        return any(part.startswith(EVALUATED) for part in self.metric.split("/"))
+        parts = self.metric.split("/")
+        return "info" not in parts and any(part.startswith(EVALUATED) for part in parts)
 
     @property
     def judges(self) -> bool:

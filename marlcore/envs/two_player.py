@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import ArrayLike, NDArray
@@ -33,8 +34,8 @@ class TwoPlayer(Wrapper):
     Attributes:
         possible_agents: "player_1" and "player_2". agents: the players of the current episode.
 
-    Raises: TypeError: the environment lacks a method. ValueError: its action space cannot be halved, or the table's
-        rows are not as long as a half.
+    Raises: TypeError: the environment lacks a method, or a wrapper changes what the first player alone gets.
+        ValueError: its action space cannot be halved, or the table's rows are not as long as a half.
     """
 
     def __init__(self, env: Any, *, actions: ArrayLike | None = None, max_steps: int | None = None) -> None:
@@ -42,6 +43,11 @@ class TwoPlayer(Wrapper):
         if not games or not hasattr(games[0], "get_info_agent_two"):
             missing = "get_info_agent_two" if games else "obs_agent_two"
             raise TypeError(f"env: expected a game of two players with the method {missing}, got {brief(env)}")
+        wrapper = env
+        while wrapper is not games[0]:
+            if isinstance(wrapper, gymnasium.ObservationWrapper | gymnasium.RewardWrapper):
+                raise TypeError(f"env: expected wrappers for both players, or obs_agent_two; got {brief(wrapper)}")
+            wrapper = getattr(wrapper, "env", games[0])
         if max_steps is not None:
             check_whole("max_steps", max_steps)
         self.possible_agents = list(PLAYERS)

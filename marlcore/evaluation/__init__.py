@@ -2,3 +2,4 @@
 
 from .evaluated_run import EvaluatedRun, evaluate
 from .loaded_policy import LoadedPolicy, SavedRun, load_policy, named, published_policy, save_policies
+from .mixed_player import MixedPlayer

@@ -17,6 +17,7 @@ from ..envs.team import Teams
 from ..loops import Evaluation, Player, ScriptedPlayer, play
 from ..references import is_importable, resolve
 from .loaded_policy import LoadedPolicy, SavedRun
+from .mixed_player import MixedPlayer
 
 
 class Bot(Protocol):
@@ -124,7 +125,7 @@ class EvaluatedRun:
         chosen = self._instead.get(agent, self._instead.get(policy.name))
         if chosen is None:
             chosen = self._load(policy.name)
-        if isinstance(chosen, LoadedPolicy):
+        if isinstance(chosen, LoadedPolicy | MixedPlayer):
             return chosen.player(copies, seed, explore)
         return ScriptedPlayer(f"policies[{agent!r}]", chosen, policy.spaces, copies, policy.hides_joint)
 
@@ -141,7 +142,7 @@ class EvaluatedRun:
             else:
                 raise ValueError(f"{label}: expected module:name or the directory of a run, got {brief(player)}")
         spaces = self._named[name].spaces
-        if not isinstance(player, LoadedPolicy):
+        if not isinstance(player, LoadedPolicy | MixedPlayer):
             ScriptedPlayer(label, player, spaces, 1)  # it checks the script
         elif replace(player.spaces, stack=1) != replace(spaces, stack=1):
             raise ValueError(f"{label}: expected a policy for {spaces}, got one for {player.spaces}")

@@ -36,6 +36,7 @@ from .model import build_model as build_model
 from .players import LATEST as LATEST
 from .players import Player as Player
 from .players import PlayersByNumber as PlayersByNumber
+from .players import PlayersByShare as PlayersByShare
 from .players import ScriptedAtFirst as ScriptedAtFirst
 from .players import ScriptedPlayer as ScriptedPlayer
 from .recorder import ByName as ByName

@@ -27,5 +27,8 @@ def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.devi
         else:
             torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device: expected an available device, got {name!r} ({str(error).splitlines()[0]})") from None
+        why = str(error).splitlines()[0]
+        raise ValueError(
+            f"learner.device, actor.device: expected a device that is here, got {name!r} ({why})"
+        ) from None
     return device

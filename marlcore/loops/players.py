@@ -6,7 +6,7 @@ The player that acts by a network is in acting_policy.py.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -142,6 +142,20 @@ class PlayersByNumber:
         for number in np.unique(numbers).tolist():
             rows = numbers == number
             self.player_of(number).reward(reward[rows], index[rows])
+
+
+class PlayersByShare(PlayersByNumber):
+    """Plays each episode by one of several players, drawn by their shares."""
+
+    def __init__(self, players: Sequence[Player], shares: Any, copies: int, generator: np.random.Generator) -> None:
+        self._drawn = np.zeros(copies, np.int64)  # by copy, the index of its player
+        self._shares, self._generator = shares, generator
+        super().__init__(self._drawn.__getitem__, players.__getitem__)
+
+    def choose(self, obs: Values, index: NDArray[np.int64], begins: NDArray[np.bool_]) -> Action:
+        begin = index[begins]
+        self._drawn[begin] = self._generator.choice(len(self._shares), len(begin), p=self._shares)
+        return super().choose(obs, index, begins)
 
 
 def joined(numbers: NDArray[Any], choose: Callable[[int, NDArray[np.bool_]], NDArray[Any]]) -> NDArray[Any]:

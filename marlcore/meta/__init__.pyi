@@ -6,6 +6,5 @@ from .meta_solvers import replicator as replicator
 from .meta_solvers import uniform as uniform
 from .population import Member as Member
 from .response_oracles import psro as psro
-from .result import MixedPlayer as MixedPlayer
 from .result import Population as Population
 from .result import PSROResult as PSROResult

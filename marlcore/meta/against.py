@@ -10,7 +10,7 @@ from ..envs import vectorize
 from ..envs.agent_view import Wrapper
 from ..evaluation import load_policy
 from ..interfaces import Outcome, Turn
-from ..loops import PlayersByNumber
+from ..loops import PlayersByShare
 
 Saved: TypeAlias = tuple[Path, str, str]  # a policy, as the arguments of `load_policy`
 
@@ -25,12 +25,10 @@ class Against(Wrapper):
         self._env = env = vectorize(env_fn, copies)
         self.agents, self.spaces = (agent,), {agent: env.spaces[agent]}
         self._saved, self._odds = [*shares], [*shares.values()]
-        self._drawn = np.zeros(env.copies, np.int64)  # by copy, the index of its opponent in `_saved`
 
     def reset(self, seed: int) -> None:
         players = [load_policy(*saved).player(self._env.copies) for saved in self._saved]
-        self._opponent = PlayersByNumber(self._drawn.__getitem__, players.__getitem__)
-        self._generator = np.random.default_rng([seed, 1])
+        self._opponent = PlayersByShare(players, self._odds, self._env.copies, np.random.default_rng([seed, 1]))
         self._env.reset(seed)
 
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
@@ -40,8 +38,6 @@ class Against(Wrapper):
                 self._opponent.reward(outcome.reward, outcome.copies)
         for turn in turns:
             if turn.agent not in self.agents:
-                begin = turn.copies[turn.begins]
-                self._drawn[begin] = self._generator.choice(len(self._odds), len(begin), p=self._odds)
                 self._env.act(turn, self._opponent.choose(turn.obs, turn.copies, turn.begins).action)
         learners = [outcome for outcome in outcomes if outcome.agent in self.agents]
         return learners, [turn for turn in turns if turn.agent in self.agents]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,41 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import brief
-from ..evaluation import LoadedPolicy
+from ..evaluation import LoadedPolicy, MixedPlayer
 from ..fixed import fixed
 from ..record import believed, canvas, read_json, write_json
 
 TABLE, PICTURE, TABLES = "psro.json", "psro.png", ("payoffs", "half_widths")
 _MOST_NUMBERED = 16  # with more policies, the picture shows payoffs only as colours
-
-
-@fixed()
-class MixedPlayer:
-    """Draws a policy from the mixture when an episode begins, and acts greedily by it until the episode ends.
-
-    `evaluate(policies=...)` takes such a player, and gives each copy of the environment a copy with its own draws.
-    """
-
-    def __init__(
-        self, policies: Sequence[LoadedPolicy], mixture: NDArray[np.float64], seed: Sequence[int] | None = None
-    ) -> None:
-        self._policies, self._mixture, self._generator = list(policies), mixture, np.random.default_rng(seed)
-        self.reset()
-
-    def reset(self) -> None:
-        """Begins an episode: draws the policy that plays it."""
-        self._present = self._policies[int(self._generator.choice(len(self._policies), p=self._mixture))]
-        self._present.reset()
-
-    def act(self, obs: Any, mask: Any = None, reward: float = 0.0) -> int | NDArray[Any]:
-        """Returns the drawn policy's action; see `LoadedPolicy.act`."""
-        return self._present.act(obs, mask, reward)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> MixedPlayer:
-        copied = MixedPlayer(list(map(copy.copy, self._policies)), self._mixture)  # the copies share their weights
-        (copied._generator,) = self._generator.spawn(1)
-        copied.reset()
-        return copied
 
 
 @dataclass

@@ -22,7 +22,7 @@ from ..tables import FittedTable
 from .run_directory import agent_order
 
 _RETURNS = 100  # episodes in the running mean
-LATE = "the last tenth of the run"  # the period of `LateReturns.mean`
+LATE = "the last tenth of the run, or its last episodes"  # the period of `LateReturns.mean`
 _FRAME_S = 0.25
 _RATE_S = 10.0  # averaging time of the rate of several runs
 _MIN_WIDTH = 8  # of a column of the table

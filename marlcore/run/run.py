@@ -203,6 +203,7 @@ def _result(session: Session) -> Result:
     learning = [agent for agent in returns if config.self_play.side in (BOTH, agent)]
     if not config.offline and (endless := [agent for agent in learning if math.isnan(returns[agent])]):
         log.warning("returns: NaN for %s: no episode ended in %d steps", printable(", ".join(endless)), status.steps)
-    lost, restarts = session.telemetry.lost, status.restarts
+    if lost := session.telemetry.lost:
+        log.warning("metrics: %d were overwritten before they were written to metrics.csv", lost)
     stopped = (session.interrupts.reason or "") if status.steps < config.total_steps else ""
-    return Result(run_dir, status.steps, status.updates, returns, lost, session.sinks.lost, restarts, stopped)
+    return Result(run_dir, status.steps, status.updates, returns, lost, session.sinks.lost, status.restarts, stopped)

@@ -80,7 +80,9 @@ class Session:
         policies, config = self.spec.policies, self.spec.config
         of_policies = {}
         for policy in policies:
-            batch = config.learner_of(policy.name).batch_size if isinstance(policy.source, ReplaySource) else 0
+            source, batch = policy.source, 0  # 0 transitions: a queue has no replay ratio
+            if isinstance(source, ReplaySource):
+                batch = config.learner_of(policy.name).batch_size * (source.sequence.length if source.sequence else 1)
             of_policies[policy.name] = {"batch_size": batch, "share": share_of(policy, policies)}
         shared = config.learner.processes is not None
         return {

@@ -242,7 +242,9 @@ def _check_policies(spec: RunSpec) -> None:
     spec.config.check_policies(spec.names)
     for name in spec.names:
         if name not in spec.config.cluster.learners:  # those machines check their own devices
-            choose_device(spec.config.learner_of(name).device)
+            settings = spec.config.learner_of(name)
+            if choose_device(settings.device).type != "cpu" and settings.engine == "compiled":
+                raise ValueError(f"learner.device: expected cpu for learner.engine compiled, got {settings.device}")
 
 
 def _checked(spec: RunSpec) -> RunSpec:
@@ -259,6 +261,9 @@ def _checked(spec: RunSpec) -> RunSpec:
     if config.mode == "async":
         check_picklable(env_fn=spec.env_fn)
     policies = tuple(replace(policy, compiled=compiled_of(policy, config)) for policy in spec.policies)
+    for policy in policies:
+        if policy.compiled is None and config.learner_of(policy.name).engine == "compiled":
+            raise ValueError(f"actor.device: expected cpu for learner.engine compiled, got {config.actor.device}")
     return replace(spec, policies=policies, config=config)
 
 

@@ -1,5 +1,6 @@
 """Assigns players to the agents in an actor's copies of the environment, and reports the games' results."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import BOTH, SelfPlayConfig
-from ..interfaces import Turn
+from ..interfaces import Turn, VectorEnvironment
 from ..loops import LATEST, WINNER, Collector, Ended, PlayersByNumber, compared, part_of_tag
 from ..processes import Reporter, Telemetry
 from .opponents import Opponents, name_of
@@ -49,12 +50,12 @@ class Matches:
     config: SelfPlayConfig
     contenders: Sequence[Contender]
     learning: NDArray[np.int64]  # [copies], written here: the index of the policy that learns
-    ended: NDArray[np.int64]  # [copies], the environment's count of ended episodes
+    env: VectorEnvironment  # whose `ended` counts episodes, and may be a new array each time
     parts: list[str]  # the names of the replay's parts
     generator: np.random.Generator  # draws opponents
 
     def __post_init__(self) -> None:
-        copies, self._agents = len(self.ended), list(self.contenders[0].collectors)
+        copies, self._agents = len(self.env.ended), list(self.contenders[0].collectors)
         # [copies, agents - 1]: opponents' numbers, beginning with the agent after the learning policy's agent
         self.present = np.zeros((copies, len(self._agents) - 1), np.int64)
         self._episodes = np.full(copies, -1)  # the episode for which each copy's match was drawn
@@ -70,10 +71,10 @@ class Matches:
     def begin(self, turn: Turn) -> None:
         """Draws matches for the episodes that begin with this turn, and assigns a player to each agent."""
         copies = turn.copies[turn.begins]
-        copies = copies[self._episodes[copies] != self.ended[copies]]
+        copies = copies[self._episodes[copies] != self.env.ended[copies]]
         if not len(copies):
             return
-        self._episodes[copies] = self.ended[copies]
+        self._episodes[copies] = self.env.ended[copies]
         for copy in copies.tolist():
             if self._left[copy] == 0:
                 self._left[copy] = self.config.block
@@ -104,13 +105,14 @@ class Matches:
 
     def report(self, ended: Ended) -> None:
         """Reports the games that a learning agent has finished: a result against each opponent."""
-        infos, played = dict(ended.infos), self._episodes[ended.copies] == self.ended[ended.copies] - 1
+        infos, played = dict(ended.infos), self._episodes[ended.copies] == self.env.ended[ended.copies] - 1
         for copy in ended.copies[played].tolist():
             contender, winner = self._contender(copy), infos.get(copy, {}).get(WINNER)
             for other, number in self._numbers(copy).items():
                 if number != LATEST:
                     returns = (contender.collectors[agent].returns[copy] for agent in (ended.agent, other))
-                    contender.report(number, int(compared(*returns) if winner is None else np.sign(winner)))
+                    undecided = winner is None or math.isnan(winner)
+                    contender.report(number, int(compared(*returns) if undecided else np.sign(winner or 0.0)))
 
 
 def report_result(lane: Reporter, opponent: int, result: int) -> None:

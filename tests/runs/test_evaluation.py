@@ -384,3 +384,31 @@ def test_an_asynchronous_run_evaluates_its_last_weights(tmp_path: Path) -> None:
     last = checkpoint(path)
     kept = checkpoint(path, f"{AGENT}.{last['step']}")
     assert kept["version"] == last["version"] and evaluations(path)[-1] == (last["step"], kept["return"])
+
+
+class Shaky(gymnasium.Env):
+    """Large rewards of chance on the way; the observation is nested."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {"a": gymnasium.spaces.Dict({"b": gymnasium.spaces.Box(-1.0, 1.0, (1,))})}
+    )
+    action_space = gymnasium.spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = 20
+        return {"a": {"b": np.zeros(1, np.float32)}}, {}
+
+    def step(self, action: int) -> Any:
+        self.left -= 1
+        obs, reward = {"a": {"b": np.zeros(1, np.float32)}}, 3000.0 * self.np_random.integers(-1, 2) + action
+        return obs, reward, False, self.left == 0, {}
+
+
+def test_a_mixture_of_one_policy_plays_as_the_policy(tmp_path: Path) -> None:
+    """A recurrent policy gets its rewards; a player's own draws do not depend on what it played before."""
+    train(tmp_path, Shaky, mc.R2D2(), total_steps=200, replay={}, learner={"warmup": 100}, evaluation={})
+    mixed = mc.MixedPlayer([mc.load_policy(tmp_path / "run", AGENT)], np.ones(1), [0])
+    outcomes = [mc.evaluate(tmp_path / "run", 8, policies=given) for given in ({}, {AGENT: mixed}, {AGENT: mixed})]
+    returns = [outcome.returns[AGENT].tolist() for outcome in outcomes]
+    assert returns[0] == returns[1] == returns[2] and len(set(returns[0])) > 1

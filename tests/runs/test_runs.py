@@ -8,13 +8,16 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from threading import Thread, get_ident
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
+import gymnasium
+import numpy as np
 import pytest
 from crowd import Corridor
 from hunt import HUNT, bar
@@ -24,6 +27,8 @@ from whole_runs import LONG, MODES, Runs, checkpoint, config_of, finished, marlc
 import marlcore as mc
 from marlcore.algos import dqn
 from marlcore.memory import check_interruption, interrupt_waits_with
+from marlcore.processes import Control, Telemetry
+from marlcore.record import read_metrics
 
 runs = Runs(mode="async", total_steps=6_000)
 AGENTS = {"agent_0", "agent_1"}
@@ -225,3 +230,48 @@ def test_an_environment_with_helpers_ends_and_leaves_none(tmp_path: Path) -> Non
     pids = [int(path.name) for path in helpers.iterdir()]
     assert len(pids) == 6  # the parent makes a copy too, to see its spaces
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+class Bandit(gymnasium.Env):
+    """Each step is an episode, with two numbers in its info."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> Any:
+        return np.zeros(1, np.float32), 1.0, True, False, {"one": 1.0, "two": 2.0}
+
+
+def test_a_serial_run_of_many_copies_reads_all_metrics(tmp_path: Path) -> None:
+    """Whatever is overwritten before it is read is reported."""
+    config = mc.Config(total_steps=4_000, mode="serial", run_dir=str(tmp_path), actor=mc.ActorConfig(envs=32))
+    config = replace(config, learner=mc.LearnerConfig(warmup=4_000), updates_per_step=0.01)
+    result = mc.train(Bandit, mc.DQN(hidden=(4,)), config, progress=False)
+    assert result.lost_metrics == 0
+    assert sum(metric.name == "episode_return" for metric in read_metrics(tmp_path / "metrics.csv")) == 4_000
+
+
+def test_lost_metrics_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    tail = Telemetry.tail
+
+    def losing(self: Any) -> Any:
+        self.lost = 7
+        return tail(self)
+
+    monkeypatch.setattr(Telemetry, "tail", losing)
+    config = mc.Config(total_steps=40, mode="serial", run_dir=str(tmp_path))
+    assert mc.train(Bandit, mc.DQN(hidden=(4,)), config, progress=False).lost_metrics == 7
+    assert "metrics: 7 were overwritten before they were written to metrics.csv" in caplog.text
+
+
+@pytest.mark.parametrize("algorithm, drawn", [(mc.DQN(), 64), (mc.R2D2(), 64 * 40), (mc.PPO(), 0)])
+def test_the_control_block_counts_transitions_of_a_batch(algorithm: Any, drawn: int, tmp_path: Path) -> None:
+    config = mc.Config(total_steps=10, mode="serial", run_dir=str(tmp_path))
+    seen: list[Any] = []
+    create = Control.create
+    with patch.object(Control, "create", lambda *given, **about: seen.append(about) or create(*given, **about)):
+        mc.train(Bandit, algorithm, config, progress=False)
+    assert seen[0]["policies"]["agent_0"]["batch_size"] == drawn

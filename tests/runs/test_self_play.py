@@ -19,6 +19,7 @@ from refused import check_refused
 from whole_runs import LONG, Runs, change_checkpoint, metrics_of, opponents_of, saved_replay, updating
 
 import marlcore as mc
+from marlcore.envs import vectorize
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -335,3 +336,26 @@ def test_a_resumed_run_keeps_anchors_parts_and_its_best(tmp_path: Path) -> None:
 
 def newest_values(run_dir: Path) -> dict[str, float]:
     return {metric.name: metric.value for metric in metrics_of(run_dir) if metric.agent == "main"}
+
+
+class Copied:
+    """An environment of one-shot games whose count of ended episodes is a new array at each look."""
+
+    def __init__(self, judge: float) -> None:
+        self.env = vectorize(partial(OneShot, judge), 4)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["env"], name)
+
+    @property
+    def ended(self) -> Any:
+        return self.env.ended.copy()
+
+
+@pytest.mark.parametrize("judge", [False, math.nan])
+def test_games_are_counted_whatever_the_environment_hands_out(judge: float, tmp_path: Path) -> None:
+    """A winner that is not a number decides nothing."""
+    settings = {"pool": 4, "admit_updates": 10, "latest": 0.0}
+    small.train(tmp_path, partial(Copied, judge), mc.DQN(hidden=(8,)), self_play=settings, actor={"envs": 4})
+    opponents = json.loads((tmp_path / "run" / "payoff.json").read_text())["opponents"]
+    assert sum(opponent["games"] for opponent in opponents.values()) > 20

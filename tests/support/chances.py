@@ -51,12 +51,15 @@ class Cycle(Rounds, AECEnv):  # type: ignore[misc]
 
 
 class OneShot(Cycle):
-    """A game of pure chance: "a" wins half of the games by its first move, and "b" the others. A judge may reverse."""
+    """A game of pure chance: "a" wins half of the games by its first move, and "b" the others. A judge may reverse.
+
+    A judge that is not a number names nobody.
+    """
 
     possible_agents = ("a", "b")
     games: list[str] = []  # noqa: RUF012 - of all copies: who won
 
-    def __init__(self, judge: bool = False) -> None:
+    def __init__(self, judge: float = False) -> None:
         self.judge = judge
 
     def play(self, me: str, action: Any) -> None:
@@ -64,7 +67,9 @@ class OneShot(Cycle):
         if me == "b" or self.rng.random() < 0.5:
             self.games.append(me)
             self.rewards = {me: 1.0, self.agent_selection: -1.0}
-            self.infos = {agent: {"winner": -won} if self.judge else {} for agent, won in self.rewards.items()}
+            self.infos = {
+                agent: {"winner": -won * self.judge} if self.judge else {} for agent, won in self.rewards.items()
+            }
             self.terminations = dict.fromkeys(self.agents, True)
 
 

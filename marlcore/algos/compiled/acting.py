@@ -15,7 +15,7 @@ from ..networks.actor_critic import ContinuousPolicy
 from ..networks.policy_value import PolicyNetwork
 from ..networks.qnetwork import Head, QNetwork
 from ..networks.teams import MemberNetworks, TeamPolicy
-from .plain import NotPlain, Watched, layers_of
+from .plain import NotPlain, Watched, check_deviations, layers_of
 
 Names: TypeAlias = dict[nn.Module, str]  # of a model's modules
 
@@ -42,6 +42,7 @@ def acting_policy(algorithm: Any, model: Any, spaces: Spaces) -> CompiledPolicy:
     if isinstance(network, PolicyNetwork):
         dense = _dense(names, spaces, network.torso, network.head)
         drawn: Any = network.distribution
+        check_deviations(drawn)
         deviations = f"{names[drawn]}.log_std" if hasattr(drawn, "log_std") else None
         stores = isinstance(algorithm, ClippedPolicy)
         return compiled.DrawingPolicy(dense, drawn.draws(spaces.action), deviations, stores)

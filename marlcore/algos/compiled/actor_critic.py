@@ -13,7 +13,7 @@ from ...interfaces import Update
 from ..networks.actor_critic import Critics, DeterministicPolicy
 from ..networks.torso import Torso
 from ..sac import GaussianPolicy
-from .plain import NotPlain, arrays_of, chain_of, layers_of, stacked_layers
+from .plain import OTHER_SIZES, NotPlain, arrays_of, chain_of, layers_of, stacked_layers
 from .trainer import CompiledTrainer, Descent
 
 
@@ -53,6 +53,8 @@ class CompiledActorCritic(CompiledTrainer):
         self.policy = chain_of(policy.torso, policy.output, trains=True)
         self.critics = critic_chains(critics, trains=True)
         self.target_critics = critic_chains(self.target_modules()[0], trains=False)
+        if (self.policy.inputs, self.critics[0].inputs) != (self._inputs.size, self._inputs.size + self._size):
+            raise NotPlain(OTHER_SIZES)
         most, targets = self.hyper.max_grad_norm, [[*module.parameters()] for module in self.target_modules()]
         self.critics_descent = Descent(trainer.critics_optimizer, most, targets[0])
         self.policy_descent = Descent(trainer.policy_optimizer, most, *targets[1:])

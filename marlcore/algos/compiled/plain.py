@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ...compiled import Chain, Layer, widest
+from ..networks.distributions import Gaussian
 from ..networks.plain_parts import GLOBAL_HOOKS, HOOKS, is_plain
 from ..networks.qnetwork import Head
 from ..networks.torso import Flat, OneHot, StackedLinear, Torso
@@ -36,7 +37,8 @@ class Watched:
                 raise NotPlain(type(part).__name__)
         for part in parts:
             vars(part).setdefault("_plan", None)  # which `faster` of stand_in.py may set later
-        places: list[tuple[Any, str]] = [(part._parameters, name) for part in parts for name in part._parameters]
+        named = [pair for network in networks for pair in network.named_modules(remove_duplicate=False)]
+        places: list[tuple[Any, str]] = [(part._parameters, name) for _, part in named for name in part._parameters]
         tensors = [parameters[name] for parameters, name in places]
         for tensor in tensors:
             if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
@@ -78,6 +80,14 @@ class Watched:
             if parameters.get(name) is not tensor or tensor.data_ptr() != place or not tensor.requires_grad:
                 return False
         return self._children == self._named
+
+
+def check_deviations(distribution: Any) -> None:
+    """Raises NotPlain unless a Gaussian's standard deviations are parameters, one for each output."""
+    if type(distribution) is Gaussian:
+        deviations = distribution._parameters.get("log_std")
+        if deviations is None or deviations.shape != (distribution.outputs,):
+            raise NotPlain("standard deviations of another kind")
 
 
 def fits(*networks: nn.Module) -> bool:

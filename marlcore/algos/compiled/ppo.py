@@ -15,7 +15,7 @@ from ...observations import rows_at
 from ..bases.clipped_policy import BONUS, KL, METRICS, ClippedPolicy
 from ..networks.distributions import DRAWN, Categorical, Gaussian
 from ..networks.policy_value import PolicyNetwork, PolicyValue, ValueNetwork
-from .plain import NotPlain, chain_of
+from .plain import NotPlain, chain_of, check_deviations
 from .trainer import CompiledTrainer, Descent
 
 C_TYPES = {"f": ffi.typeof("float[]"), "l": ffi.typeof("int64_t[]"), "?": ffi.typeof("uint8_t[]")}  # by dtype
@@ -31,6 +31,7 @@ class CompiledPPO(CompiledTrainer):
         model = self.trainer.model
         if type(model) is not PolicyValue:
             raise NotPlain(type(model).__name__)
+        check_deviations(model.acting.distribution)
         self._networks = [BatchChain(network) for network in (model.acting, model.critic)]
         self._critic_after = BatchChain(model.critic)  # separate, since it must not overwrite the batch's values
         self._descent = Descent(self.trainer.optimizer, self.hyper.max_grad_norm)

@@ -132,7 +132,7 @@ class ActorRole(Role):
         if not config.self_play.explore:
             live = [replace(acting, explore=None, generator=generator) for acting in live]
         contenders = [self._contender(place, pools, live, seats, generator) for place, seats in enumerate(by_policy)]
-        return Matches(config.self_play, contenders, learning, self.env.ended, list(config.replay.mixture), generator)
+        return Matches(config.self_play, contenders, learning, self.env, list(config.replay.mixture), generator)
 
     def _contender(
         self, place: int, pools: list[ParameterStore], live: list[ActingPolicy], seats: dict[str, Collector],

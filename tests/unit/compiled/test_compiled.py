@@ -90,11 +90,18 @@ def hooked() -> nn.Module:
     return module
 
 
+def doubled() -> nn.Module:
+    module: Any = nn.Sequential(nn.Linear(2, 3))
+    module.forward = lambda x: 2 * nn.Sequential.forward(module, x)
+    return module  # type: ignore[no-any-return]
+
+
 W, B = np.ones((3, 2)), np.ones(3)
 REFUSED: dict[str, tuple[Any, str]] = {
     "a convolution": (nn.Sequential(nn.Conv2d(1, 1, 1)), "network 0: expected Linear layers with ReLU or Tanh"),
     "another activation": (nn.Sequential(nn.Linear(2, 3), nn.ELU()), "network 1: expected Linear layers"),
-    "a hook": (hooked(), r"network \(itself\): expected layers without hooks"),
+    "a hook": (hooked(), r"network \(itself\): expected layers without a hook or a forward of"),
+    "a forward of one's own": (doubled(), r"network \(itself\): expected layers without a hook or a forward of"),
     "a module of one's own": (mc.DQN, "network: expected a torch.nn.Module or arrays by name"),
     "a bias too few": ({"w": W}, "network: expected a weight and a bias for each layer"),
     "a bias of another size": ({"w": W, "b": np.ones(2)}, r"network b: expected \[3\], got \[2\]"),

@@ -254,3 +254,17 @@ def test_settings_come_back_from_json() -> None:
     assert mc.Config().exploration.epsilon is None
     assert mc.Config().supervision.serial_fallback and not mc.Config().replay.clear_at_stage
     assert mc.Config.from_dict(mc.Config().to_dict()) == mc.Config()
+
+
+@pytest.mark.parametrize(
+    "metric, is_so",
+    [
+        ("eval_return", True),
+        ("a/eval_return", True),
+        ("info/eval_score", False),
+        ("a/info/eval_x", False),
+        ("loss", False),
+    ],
+)
+def test_which_metrics_are_of_evaluations(metric: str, is_so: bool) -> None:
+    assert mc.StopConfig(metric=metric).of_evaluation is is_so

@@ -39,6 +39,12 @@ def test_an_exponential_beyond_floats_is_at_its_end():
     assert mc.Exponential(1.0, 20.0, rate=2.0).at(10**7) == 20.0
 
 
+@pytest.mark.parametrize("start, end, rate", [(1.0, 0.02, 1.05), (0.1, 1.0, 0.95), (-1.0, 1.0, 2.0)])
+def test_an_exponential_leads_to_its_end(start, end, rate):
+    with pytest.raises(ValueError, match="exponential rate: expected one that leads from start to end, got"):
+        mc.Exponential(start, end, rate)
+
+
 def test_piecewise_is_linear_between_its_points():
     schedule = mc.Piecewise(((10, 1.0), (20, 0.0), (40, 0.5)))
     assert [schedule.at(count) for count in (0, 10, 15, 20, 30, 40, 100)] == [1.0, 1.0, 0.5, 0.0, 0.25, 0.5, 0.5]

@@ -125,6 +125,13 @@ REFUSED: dict[str, Refused] = {
         lambda: TwoPlayer(Table(action_space=gym.Box(np.float32([-1, -0.5]), np.float32([1, 0.5]))), actions=[[0.9]]),
         "actions: expected rows within Box(-0.5, 0.5, (",
     ),
+    "the first player's observations": (
+        lambda: TwoPlayer(gymnasium.wrappers.TransformObservation(Table(), np.negative, None)),
+        TypeError, "env: expected wrappers for both players, or obs_agent_two; got <TransformObservation<",
+    ),
+    "the first player's rewards": (
+        lambda: TwoPlayer(gymnasium.wrappers.TransformReward(Table(), abs)), TypeError, "env: expected wrappers for bo",
+    ),
     "steps": (lambda: TwoPlayer(Table(), max_steps=0), "max_steps: expected an integer of at least 1, got"),
     "observation": (
         lambda: stepped(obs_agent_two=lambda: np.array([1.0, -1e39])),

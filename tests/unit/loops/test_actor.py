@@ -229,7 +229,7 @@ def test_devices_are_dealt_out_to_the_actors_processes(tmp_path: Path, monkeypat
             return torch.device("cpu")
 
         monkeypatch.setattr(f"marlcore.run.roles.{module}.choose_device", choose)
-    monkeypatch.setattr("marlcore.run.spec.choose_device", lambda name: None)
+    monkeypatch.setattr("marlcore.run.spec.choose_device", lambda name: torch.device("cpu"))
     actor = {"processes": 3, "envs": 1, "device": ("cuda:0", "cuda:1")}
     run = Runs(total_steps=30, actor=actor, evaluation={"interval": 30, "episodes": 1}).train(tmp_path, HUNT)
     assert chosen == {"actor": ["cuda:0", "cuda:1", "cuda:0"], "evaluator": ["cuda:0"]}

@@ -163,13 +163,14 @@ def test_opponents_of_self_play_are_told_their_own_rewards() -> None:
 
     pool: Any = Pool({number: made_player(6) for number in (1, 2)})
     published = {"opponents": np.array([1, 2]), "odds": np.array([0.5, 0.5])}
-    config, ended = mc.SelfPlayConfig(pool=2, latest=0.0, side="left"), np.zeros(6, np.int64)
+    config = mc.SelfPlayConfig(pool=2, latest=0.0, side="left")
+    env: Any = SimpleNamespace(ended=np.zeros(6, np.int64))
     rng = np.random.default_rng(3)
     learning: Any = None  # which never acts on the right
     recorder: Any = SimpleNamespace(copies=6, parts=np.zeros(6, int), index_of=lambda copies: copies)
     collectors = {agent: Collector(learning, learning, recorder) for agent in Wander.agents}
     contender = Contender(collectors, lambda: published, pool, lambda *_: None)
-    matches = Matches(config, [contender], np.zeros(6, np.int64), ended, [], rng)
+    matches = Matches(config, [contender], np.zeros(6, np.int64), env, [], rng)
     copies = np.arange(6)
     turn = mc.Turn("right", copies, rng.normal(size=(6, 3)).astype(np.float32), np.ones(6, bool))
     matches.begin(turn)

@@ -211,5 +211,5 @@ def test_late_returns_take_few_bytes():
 
 def test_the_summary_has_a_line_per_agent():
     assert summary({"a": 2000.0, "b": math.nan}).splitlines() == [
-        "a: mean return 2,000.00 over the last tenth of the run", "b: no episode ended"
+        "a: mean return 2,000.00 over the last tenth of the run, or its last episodes", "b: no episode ended"
     ]  # fmt: skip

@@ -301,3 +301,12 @@ def test_a_late_bad_episode_leaves_no_file(tmp_path):
     path = tmp_path / "replay.marlcore"
     check_refused(filled(with_one_bad(obs=NANS), capacity=64, path=path), ValueError, "episode 3: obs: expected finite")
     assert not path.exists()
+
+
+@pytest.mark.parametrize("kinds", [("float32", "float64"), ("float64", "float32")])
+def test_rounded_observations_are_no_seams(kinds: tuple[str, str]) -> None:
+    seen = np.random.default_rng(0).standard_normal((11, 3))
+    obs, following = (array.astype(kind) for array, kind in zip((seen[:-1], seen[1:]), kinds, strict=True))
+    rows = {"obs": obs, "next_obs": following, "action": np.zeros(10, np.int64), "reward": np.ones(10)}
+    with mc.ReplayBuffer.from_episodes({**rows, "terminated": np.arange(10) == 9}) as replay:
+        assert {*replay.sampler(64, n_step=3, gamma=1.0).sample().reward.tolist()} == {1.0, 2.0, 3.0}

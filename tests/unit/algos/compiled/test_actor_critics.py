@@ -10,6 +10,8 @@ from gymnasium import spaces as gym
 from tiers import long_but
 
 import marlcore as mc
+from marlcore.algos.compiled import with_engine
+from marlcore.algos.networks.torso import Torso
 from marlcore.spaces import Spaces
 
 BOX = gym.Box(np.array([-2, 0], np.float32), np.array([1, 3], np.float32))
@@ -34,3 +36,12 @@ QUICK = [(name, 12) for name in CASES]
 def test_compiled_updates_equal_the_text(name: str, updates: int) -> None:
     hyper, spaces, rows = CASES[name]
     check_updates_alike(hyper, spaces, updates, wide=30 if "bounds" in name else 0, rows=rows)
+
+
+@pytest.mark.parametrize("kind", [mc.SAC, mc.TD3])
+def test_a_policy_that_sees_less_than_its_critics_is_left_to_torch(kind: Any) -> None:
+    hyper = kind(hidden=(8, 8))
+    model = hyper.make_model(NESTED)
+    model.acting.torso = Torso(hyper, NESTED, hyper.hidden, without=("x",))
+    trainer = hyper.make_trainer(model)
+    assert with_engine(trainer, "auto") == (trainer, "a network with layers of other sizes")

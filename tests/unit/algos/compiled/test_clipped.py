@@ -11,9 +11,11 @@ from alike import check_updates_alike
 from batches import NUMBERS, queue_batch
 from gymnasium import spaces as gym
 from tiers import long_but
+from torch import nn
+from torch.distributions import Normal
 
 import marlcore as mc
-from marlcore.algos.compiled import with_engine
+from marlcore.algos.compiled import compiled_policy, with_engine
 from marlcore.observations import ALONE
 from marlcore.spaces import JOINT, Spaces
 
@@ -63,6 +65,24 @@ def test_compiled_updates_equal_the_text(case: int, updates: int) -> None:
     hyper = (mc.MAPPO if observation is OF_TEAM else mc.PPO)(batch_size=24, **options)
     spaces = Spaces(observation, action, masked, stack=int(rng.integers(1, 3)))
     check_updates_alike(hyper, spaces, updates, partial(batch_for, hyper), wide=100)
+
+
+@pytest.mark.parametrize("deviations", [nn.Parameter(torch.ones(1)), torch.ones(2)], ids=["of all", "fixed"])
+def test_other_standard_deviations_are_left_to_torch(deviations: torch.Tensor) -> None:
+    class Own(mc.PPO):
+        def make_model(self, spaces: Spaces) -> Any:
+            model = super().make_model(spaces)
+            del model.acting.distribution.log_std
+            model.acting.distribution.log_std = deviations
+            return model
+
+    hyper, spaces = Own(batch_size=24, minibatch_size=24), Spaces(WIDE, BOX)
+    model = hyper.make_model(spaces)
+    trainer = hyper.make_trainer(model)
+    assert with_engine(trainer, "auto")[0] is trainer and compiled_policy(hyper, spaces, "auto") is None
+    batch, _ = queue_batch(mc.PPO(batch_size=24, minibatch_size=24), spaces, rows=24)
+    entropy = model.acting.distribution(torch.zeros(24, 2), None, batch)[1]
+    torch.testing.assert_close(entropy, Normal(torch.zeros(2), torch.ones(2).exp()).entropy().sum().expand(24))
 
 
 def test_a_number_that_is_not_finite_shows_in_the_loss() -> None:

@@ -90,11 +90,16 @@ def sharing(network):
     network.torso.dense.layers[1].weight = network.head.hidden.weight
 
 
+def repeating(network):
+    """One layer stands in two places."""
+    network.torso.dense.layers[1] = network.head.hidden
+
+
 def moved(network):
     network.head.output.weight.data = network.head.output.weight.data.clone()
 
 
-CHANGES = [louder, frozen, hooked, with_a_gradient_s_hook, sharing, moved]
+CHANGES = [louder, frozen, hooked, with_a_gradient_s_hook, sharing, repeating, moved]
 
 
 @pytest.mark.parametrize("change", CHANGES)
