@@ -38,7 +38,7 @@ void mc_copy_out(void *dest, const uint8_t *row, uint64_t size);
 
 /* mc_lanes_newest of one lane. */
 int mc_lane_newest(const struct mc_lane *lane, uint64_t *committed, uint64_t *word);
-/* The first word of a row, whole only if the row still is after the call. */
+/* The first word of a row; whole only if the lane still holds the row after the call. */
 uint64_t mc_lane_word(const struct mc_lane *lane, uint64_t ticket);
 
 /* Whether n rows may be appended, without a write: the ticket of the first, or the error of mc_lane_reserve.

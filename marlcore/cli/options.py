@@ -38,10 +38,7 @@ class CommandLine:
         for argument in arguments:
             if argument.startswith("--"):
                 option, equals, word = argument[2:].partition("=")
-                names = option.split(".")
-                for place in (0, -1):  # between them, a policy's name may have dashes
-                    names[place] = names[place].replace("-", "_")
-                name = ".".join(names)
+                name = option.replace("-", "_")
                 self.words[name] = words = [word] if equals else []
                 if equals:
                     self._joined.add(name)

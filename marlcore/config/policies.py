@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from ..checks import brief, check_type, did_you_mean
+from ..devices import choose_device
 from ..interfaces import Algorithm, CompiledPolicy, QueueSource, ReplaySource
 from ..processes import encoded_name
 from ..spaces import JOINT, Spaces
@@ -79,7 +80,8 @@ def compiled_of(policy: AssignedPolicy, config: Config) -> CompiledPolicy | None
         from ..algos.compiled import compiled_policy  # imports torch
 
         compiled = compiled_policy(policy.algorithm, policy.spaces, settings.engine)
-    return compiled if all(name.partition(":")[0] == "cpu" for name in config.actor.devices) else None
+    kinds = {choose_device(name).type if name == "auto" else name.partition(":")[0] for name in config.actor.devices}
+    return compiled if kinds == {"cpu"} else None
 
 
 def hides_joint(algorithm: Algorithm | None, spaces: Spaces) -> bool:

@@ -141,7 +141,7 @@ class Exponential(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.rate - 1) * self.start * (self.end - self.start) < 0:
-            raise ValueError(f"exponential rate: expected one that leads from start to end, got {self.rate}")
+            raise ValueError(f"exponential rate: expected one that does not lead away from end, got {self.rate}")
 
     def at(self, count: int) -> float:
         try:

@@ -313,8 +313,8 @@ class StopConfig(Declared):
     @property
     def of_evaluation(self) -> bool:
         """Whether the metric comes from evaluations; each evaluation is judged as a whole."""
-        parts = self.metric.split("/")
-        return "info" not in parts and any(part.startswith(EVALUATED) for part in parts)
+        first, *rest = self.metric.split("/")  # an agent, unless it is the metric's own name
+        return first.startswith(EVALUATED) or (first != "info" and "".join(rest[:1]).startswith(EVALUATED))
 
     @property
     def judges(self) -> bool:

@@ -1,6 +1,7 @@
 """Environments of two players whose one `step` takes both actions in one vector, such as hockey."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any
 
 import gymnasium
@@ -25,7 +26,7 @@ class TwoPlayer(Wrapper):
     otherwise 0. Each player here has an info of its own, in which the winner is 1 for the player that has won.
 
     Args:
-        env: the environment, or Gymnasium's wrappers of it.
+        env: the environment, or Gymnasium's wrappers of it; ObservationWrappers and RewardWrappers serve both players.
         actions: [n, k], a table from which players choose a row by its number, for algorithms of discrete actions;
             None: an action is the player's half of the Box, float [k].
         max_steps: number of steps after which an episode without a winner is truncated, even if the environment reports
@@ -34,8 +35,8 @@ class TwoPlayer(Wrapper):
     Attributes:
         possible_agents: "player_1" and "player_2". agents: the players of the current episode.
 
-    Raises: TypeError: the environment lacks a method, or a wrapper changes what the first player alone gets.
-        ValueError: its action space cannot be halved, or the table's rows are not as long as a half.
+    Raises: TypeError: the environment lacks a method. ValueError: its action space cannot be halved, or the table's
+        rows are not as long as a half.
     """
 
     def __init__(self, env: Any, *, actions: ArrayLike | None = None, max_steps: int | None = None) -> None:
@@ -43,17 +44,15 @@ class TwoPlayer(Wrapper):
         if not games or not hasattr(games[0], "get_info_agent_two"):
             missing = "get_info_agent_two" if games else "obs_agent_two"
             raise TypeError(f"env: expected a game of two players with the method {missing}, got {brief(env)}")
-        wrapper = env
-        while wrapper is not games[0]:
-            if isinstance(wrapper, gymnasium.ObservationWrapper | gymnasium.RewardWrapper):
-                raise TypeError(f"env: expected wrappers for both players, or obs_agent_two; got {brief(wrapper)}")
-            wrapper = getattr(wrapper, "env", games[0])
         if max_steps is not None:
             check_whole("max_steps", max_steps)
         self.possible_agents = list(PLAYERS)
         self.agents: list[str] = []
         self._env = env
         self._game = games[0]
+        wrappers = [] if games[0] is env else _wrappers_of(env)
+        self._see = [each.observation for each in wrappers if isinstance(each, gymnasium.ObservationWrapper)]
+        self._pay = [each.reward for each in wrappers if isinstance(each, gymnasium.RewardWrapper)]
         self._max_steps = max_steps
         self._reward_of_two = getattr(games[0], "get_reward_agent_two", None)
         self._halves = dict(zip(PLAYERS, _halves(env.action_space), strict=True))
@@ -81,7 +80,9 @@ class TwoPlayer(Wrapper):
             self.agents = []
         infos = self._infos(info)
         first = as_reward(reward)
-        second = -first if self._reward_of_two is None else as_reward(self._reward_of_two(infos[PLAYERS[1]]))
+        second = -first
+        if self._reward_of_two is not None:
+            second = as_reward(_changed(self._reward_of_two(infos[PLAYERS[1]]), self._pay))
         rewards = dict(zip(PLAYERS, (first, second), strict=True))
         ends = dict.fromkeys(PLAYERS, terminated), dict.fromkeys(PLAYERS, truncated)
         return self._by_player(obs), rewards, *ends, infos
@@ -89,7 +90,7 @@ class TwoPlayer(Wrapper):
     def _by_player(self, first: Any) -> dict[str, Any]:
         """Returns both players' observations in the space's dtype; `first` is the first player's, in any dtype."""
         space = self._env.observation_space
-        both = dict(zip(PLAYERS, (first, self._game.obs_agent_two()), strict=True))
+        both = dict(zip(PLAYERS, (first, _changed(self._game.obs_agent_two(), self._see)), strict=True))
         if not isinstance(space, gym.Box):
             return both
         field = Field(space.shape, np.dtype(space.dtype).name)
@@ -100,6 +101,15 @@ class TwoPlayer(Wrapper):
         if WINNER in first:
             second[WINNER] = -first[WINNER]
         return dict(zip(PLAYERS, (dict(first), second), strict=True))
+
+
+def _wrappers_of(env: Any) -> list[Any]:
+    """Returns the wrappers around an environment, the innermost first."""
+    return [*_wrappers_of(env.env), env] if isinstance(env, gymnasium.Wrapper) else []
+
+
+def _changed(value: Any, changes: list[Callable[[Any], Any]]) -> Any:
+    return reduce(lambda changed, change: change(changed), changes, value)
 
 
 def _halves(space: Any) -> tuple[gym.Box, gym.Box]:

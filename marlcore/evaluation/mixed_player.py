@@ -17,7 +17,7 @@ from .loaded_policy import LoadedPolicy
 
 @fixed()
 class MixedPlayer:
-    """Draws a policy from the mixture when an episode begins, and acts greedily by it until the episode ends.
+    """Draws a policy from the mixture when an episode begins, and acts by it until the episode ends.
 
     `evaluate(policies=...)` takes such a player, and draws a policy for each episode in each copy of the environment.
     """
@@ -49,7 +49,5 @@ class MixedPlayer:
         return PlayersByShare(players, self._mixture, copies, generator)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MixedPlayer:
-        copied = MixedPlayer(list(map(copy.copy, self._policies)), self._mixture)  # the copies share their weights
-        (copied._generator,) = self._generator.spawn(1)
-        copied.reset()
-        return copied
+        seed = [int(self._generator.spawn(1)[0].integers(1 << 63))]
+        return MixedPlayer(list(map(copy.copy, self._policies)), self._mixture, seed)  # the copies share their weights

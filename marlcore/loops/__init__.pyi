@@ -12,7 +12,6 @@ from .collector import Ended as Ended
 from .collector import LeagueCollector as LeagueCollector
 from .collector import part_of_tag as part_of_tag
 from .collector import route as route
-from .devices import choose_device as choose_device
 from .episodes import WINNER as WINNER
 from .episodes import Evaluation as Evaluation
 from .episodes import compared as compared

@@ -152,10 +152,14 @@ class PlayersByShare(PlayersByNumber):
         self._shares, self._generator = shares, generator
         super().__init__(self._drawn.__getitem__, players.__getitem__)
 
-    def choose(self, obs: Values, index: NDArray[np.int64], begins: NDArray[np.bool_]) -> Action:
-        begin = index[begins]
+    def choose(self, obs: Values, index: Any, begins: NDArray[np.bool_]) -> Action:
+        copies = np.arange(len(self._drawn))[index]
+        begin = copies[begins]
         self._drawn[begin] = self._generator.choice(len(self._shares), len(begin), p=self._shares)
-        return super().choose(obs, index, begins)
+        return super().choose(obs, copies, begins)
+
+    def reward(self, reward: NDArray[Any], index: Any) -> None:
+        super().reward(reward, np.arange(len(self._drawn))[index])
 
 
 def joined(numbers: NDArray[Any], choose: Callable[[int, NDArray[np.bool_]], NDArray[Any]]) -> NDArray[Any]:

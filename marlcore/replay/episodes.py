@@ -197,8 +197,10 @@ def _seams(fields: Mapping[str, Any], steps: int) -> NDArray[np.bool_]:
     for name, array in by_name(fields["obs"]).items():
         stored, obs = np.asarray(following.get(name, ()))[: steps - 1], array[1:steps]
         if stored.shape == obs.shape:
-            kind = min(stored.dtype, obs.dtype, key=lambda dtype: dtype.itemsize)  # one of them may have been rounded
-            stored, obs = stored.astype(kind, copy=False), obs.astype(kind, copy=False)
+            if stored.dtype.kind == obs.dtype.kind == "f":  # one of them may have been rounded
+                kind = min(stored.dtype, obs.dtype)
+                with np.errstate(over="ignore"):
+                    stored, obs = stored.astype(kind, copy=False), obs.astype(kind, copy=False)
             differs = (stored != obs) & ~((stored != stored) & (obs != obs))  # two NaN are the same
             seams |= differs.any(axis=(*range(1, differs.ndim),))
     return seams

@@ -67,7 +67,7 @@ class KeptState(Closing):
                 return
             segment.verify()
             state = {name: array.copy() for name, array in arrays_in(segment, 0).items()}
-        if self._rows.prioritized is None and _PRIORITIES in state:  # the next save would drop them
+        if _PRIORITIES in state and _PRIORITIES not in self._rows.state_dict():  # the next save would drop them
             expected = "a prioritized sampler, like the last sampler of this name"
             raise ValueError(f"{self._path}: expected {expected}, got a uniform sampler")
         try:

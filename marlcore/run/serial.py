@@ -19,7 +19,7 @@ from .memory import Memory
 from .roles import ActorRole, EvaluatorRole, LearnerRole, Role
 from .spec import RunSpec
 
-STEPS = 50  # of each actor, between two readings of telemetry, whose lines an actor overwrites
+STEPS = 50  # of an actor's agents together, between two readings of telemetry, whose lines an actor overwrites
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,7 +48,9 @@ class _InTurn:
         def begin(kind: type[R], names: Iterable[str]) -> list[R]:
             return [stack.enter_context(closing(kind(name, spec, memory))) for name in names]
 
-        self.monitor, self.interrupts, self.envs = monitor, interrupts, spec.config.actor.envs
+        self.monitor, self.interrupts = monitor, interrupts
+        seats = spec.config.actor.envs * sum(len(policy.agents) for policy in spec.policies)
+        self._every = max(1, STEPS // seats)  # rounds
         self.learners, self.actors = begin(LearnerRole, spec.learners), begin(ActorRole, memory.crew.names)
         self.evaluators = begin(EvaluatorRole, [EVALUATOR] if spec.config.evaluation.evaluates else [])
         self._acting = False  # whether it is an actor's turn: only then do learners update during waits
@@ -57,13 +59,13 @@ class _InTurn:
 
     def work(self) -> None:
         """Runs all rounds and ends the run. If a role fails, saves the other learners and raises WorkerFailed."""
-        interrupts, every = self.interrupts, max(1, STEPS // self.envs)
+        interrupts = self.interrupts
         try:
             with interrupting_own_waits(self._give_turn):
                 for rounds in count(1):
                     if not self._is_unstopped() or interrupts.finishing or not self._take_round():
                         break
-                    if rounds % every == 0:
+                    if rounds % self._every == 0:
                         self.monitor.tick()
                 if self.actors and not (interrupts.stopping or interrupts.finishing):
                     self._cut_episodes()

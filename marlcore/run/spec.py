@@ -25,12 +25,13 @@ from ..config import (
     wants_teams,
     with_own_epsilons,
 )
+from ..devices import choose_device
 from ..envs import factory, vectorize
 from ..envs.copies import Copies
 from ..envs.joint import JointObservations
 from ..envs.team import Teams
 from ..interfaces import OF_OUTCOMES, Algorithm, QueueSource, ReplaySource, VectorEnvironment
-from ..loops import ScriptedPlayer, choose_device, with_functions_of
+from ..loops import ScriptedPlayer, with_functions_of
 from ..memory import SegmentHandle
 from ..notices import say
 from ..processes import check_picklable
@@ -262,7 +263,7 @@ def _checked(spec: RunSpec) -> RunSpec:
         check_picklable(env_fn=spec.env_fn)
     policies = tuple(replace(policy, compiled=compiled_of(policy, config)) for policy in spec.policies)
     for policy in policies:
-        if policy.compiled is None and config.learner_of(policy.name).engine == "compiled":
+        if policy.compiled is None and config.learner_of(policy.name).engine == "compiled" and not config.offline:
             raise ValueError(f"actor.device: expected cpu for learner.engine compiled, got {config.actor.device}")
     return replace(spec, policies=policies, config=config)
 

@@ -9,8 +9,9 @@ from typing import TypeVar
 import numpy as np
 
 from ..config import BOTH, AssignedPolicy, Config, SelfPlayConfig, actor_names, node_names, policy_names, schedules_of
+from ..devices import choose_device
 from ..interfaces import Algorithm
-from ..loops import LATEST, choose_device, part_of_tag
+from ..loops import LATEST, part_of_tag
 from ..memory import SegmentHandle
 from ..processes import Telemetry
 from ..spec import Field

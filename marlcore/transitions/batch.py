@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import BFLOAT16
 from ..fixed import refusal
 from ..kernels.plan import COLUMN, NO_NEXT, ONE_MORE, OWN_STACKS, SEPARATE
 from ..lazy import missing
@@ -157,7 +158,9 @@ class TorchBatch:
                 return None
             try:
                 tensor = torch.from_numpy(value)
-            except TypeError:  # bfloat16 is not NumPy's own
+            except TypeError:
+                if value.dtype.name != BFLOAT16:  # which is not NumPy's own
+                    raise
                 tensor = torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
             return tensor if stays else tensor.to(device)
 

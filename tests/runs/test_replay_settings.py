@@ -185,6 +185,12 @@ def test_a_run_whose_files_were_moved_is_described_with_their_new_place(tmp_path
     assert described_run(result.run_dir, replay_path=str(moved))[2].replay.path == str(moved)
 
 
+def test_a_run_that_draws_windows_resumes_on_a_durable_replay(tmp_path: Path, durable: dict[str, Any]) -> None:
+    again = partial(runs.train, tmp_path, ALONE, mc.R2D2(hidden=(8,)), replay=durable | {"prioritized": False})
+    again(total_steps=600)
+    assert again(total_steps=700, resume=True).steps == 700
+
+
 def test_a_run_keeps_to_its_kind_of_replay(tmp_path: Path, durable: dict[str, Any]) -> None:
     kinds = [{"path": durable["path"], "save": True}, durable]
     for name, first, other in (("a", *kinds), ("b", *reversed(kinds))):

@@ -232,26 +232,41 @@ def test_an_environment_with_helpers_ends_and_leaves_none(tmp_path: Path) -> Non
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-class Bandit(gymnasium.Env):
-    """Each step is an episode, with two numbers in its info."""
+class Bandit:
+    """Each step is an episode of all agents, with two numbers in each info."""
 
-    observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,))
-    action_space = gymnasium.spaces.Discrete(2)
+    def __init__(self, agents: int = 1) -> None:
+        self.possible_agents = [f"agent_{number}" for number in range(agents)]
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return np.zeros(1, np.float32), {}
+    def observation_space(self, agent: str) -> gymnasium.Space:
+        return gymnasium.spaces.Box(0.0, 1.0, (1,))
 
-    def step(self, action: int) -> Any:
-        return np.zeros(1, np.float32), 1.0, True, False, {"one": 1.0, "two": 2.0}
+    def action_space(self, agent: str) -> gymnasium.Space:
+        return gymnasium.spaces.Discrete(2)
+
+    def of_each(self, value: Any) -> Any:
+        return dict.fromkeys(self.possible_agents, value)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = self.possible_agents
+        return self.of_each(np.zeros(1, np.float32)), self.of_each({})
+
+    def close(self) -> None: ...
+
+    def step(self, actions: Any) -> Any:
+        self.agents: list[str] = []
+        ends = self.of_each(True), self.of_each(False)
+        return self.of_each(np.zeros(1, np.float32)), self.of_each(1.0), *ends, self.of_each({"one": 1.0, "two": 2.0})
 
 
-def test_a_serial_run_of_many_copies_reads_all_metrics(tmp_path: Path) -> None:
-    """Whatever is overwritten before it is read is reported."""
-    config = mc.Config(total_steps=4_000, mode="serial", run_dir=str(tmp_path), actor=mc.ActorConfig(envs=32))
-    config = replace(config, learner=mc.LearnerConfig(warmup=4_000), updates_per_step=0.01)
-    result = mc.train(Bandit, mc.DQN(hidden=(4,)), config, progress=False)
+@pytest.mark.parametrize("agents, copies", [(1, 32), (32, 1)])
+def test_a_serial_run_of_many_episodes_reads_all_metrics(agents: int, copies: int, tmp_path: Path) -> None:
+    config = mc.Config(total_steps=6_400, mode="serial", run_dir=str(tmp_path), updates_per_step=0.01)
+    config = replace(config, actor=mc.ActorConfig(envs=copies), learner=mc.LearnerConfig(warmup=6_400))
+    config = replace(config, policies=lambda agent: "all")
+    result = mc.train(partial(Bandit, agents), mc.DQN(hidden=(4,)), config, progress=False)
     assert result.lost_metrics == 0
-    assert sum(metric.name == "episode_return" for metric in read_metrics(tmp_path / "metrics.csv")) == 4_000
+    assert sum(metric.name == "episode_return" for metric in read_metrics(tmp_path / "metrics.csv")) == 6_400
 
 
 def test_lost_metrics_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

@@ -100,7 +100,7 @@ class Gaussian(Distribution, Normals):
     def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         noise = (self._drawn(batch).reshape(output.shape) - output) * torch.exp(-self.log_std)
         log_prob = -(0.5 * noise * noise + self.log_std + LOG_SQRT_2PI).sum(1)
-        return log_prob, (self.log_std + LOG_SQRT_2PI + 0.5).expand(self.outputs).sum().expand(len(output))
+        return log_prob, (self.log_std + LOG_SQRT_2PI + 0.5).expand(1, self.outputs).sum().expand(len(output))
 
     def _drawn(self, batch: Any) -> Any:
         """Returns the unclipped draws that rows store; for demonstrations without draws, returns scaled actions."""

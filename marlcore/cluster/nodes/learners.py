@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from ...cluster import Leases
 from ...config import AssignedPolicy, Config, Crew
-from ...loops import build_model, choose_device
+from ...devices import choose_device
+from ...loops import build_model
 from ...processes import DONE, READY, RESTARTS, STEPS, UPDATES, Control, Telemetry
 from ...record import Hold, load_checkpoint
 from ...run import Memory, RunSpec, create_transitions, create_weights

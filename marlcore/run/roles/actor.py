@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...config import SCRIPT, AssignedPolicy
+from ...devices import choose_device
 from ...envs import checked, vectorize
 from ...interfaces import PRIORITY, QueueSource, ReplaySource, Turn
 from ...loops import (
@@ -25,7 +26,6 @@ from ...loops import (
     ScriptedAtFirst,
     ScriptedPlayer,
     act_until_done,
-    choose_device,
     cut_episodes,
     network_of,
     route,

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from ...config import AssignedPolicy
+from ...devices import choose_device
 from ...envs import vectorize
 from ...loops import (
     ActingPolicy,
@@ -15,7 +16,6 @@ from ...loops import (
     Evaluator,
     Games,
     GoesOn,
-    choose_device,
     network_of,
     play_in_common,
     run_seed,

@@ -15,6 +15,7 @@ from ...algos.compiled import with_engine
 from ...algos.compiled.cuda_graphs import can_capture, capture
 from ...checks import brief
 from ...config import MAIN, AssignedPolicy, Constant, LearnerConfig, schedules_of
+from ...devices import choose_device
 from ...errors import TimedOut, pass_on_from_handler
 from ...interfaces import QueueSource, Trainer
 from ...loops import (
@@ -23,7 +24,6 @@ from ...loops import (
     PolicyModel,
     build_model,
     catch_up,
-    choose_device,
     learn,
     learn_while,
     run_seed,

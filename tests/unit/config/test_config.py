@@ -263,7 +263,7 @@ def test_settings_come_back_from_json() -> None:
         ("a/eval_return", True),
         ("info/eval_score", False),
         ("a/info/eval_x", False),
-        ("loss", False),
+        ("eval_win_rate/info", True),
     ],
 )
 def test_which_metrics_are_of_evaluations(metric: str, is_so: bool) -> None:

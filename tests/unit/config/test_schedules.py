@@ -41,7 +41,7 @@ def test_an_exponential_beyond_floats_is_at_its_end():
 
 @pytest.mark.parametrize("start, end, rate", [(1.0, 0.02, 1.05), (0.1, 1.0, 0.95), (-1.0, 1.0, 2.0)])
 def test_an_exponential_leads_to_its_end(start, end, rate):
-    with pytest.raises(ValueError, match="exponential rate: expected one that leads from start to end, got"):
+    with pytest.raises(ValueError, match="exponential rate: expected one that does not lead away from end, got"):
         mc.Exponential(start, end, rate)
 
 

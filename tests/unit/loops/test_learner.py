@@ -19,7 +19,8 @@ from whole_runs import MODES, Runs, updating
 import marlcore as mc
 from marlcore.algos.compiled import with_engine
 from marlcore.algos.dqn import DQNTrainer
-from marlcore.loops import FiniteCheck, Learner, Normalizer, PolicyModel, choose_device, learn, learn_while
+from marlcore.devices import choose_device
+from marlcore.loops import FiniteCheck, Learner, Normalizer, PolicyModel, learn, learn_while
 from marlcore.loops import learner as loop
 from marlcore.run.roles import learner as role
 from marlcore.spaces import MASK

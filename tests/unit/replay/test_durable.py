@@ -3,6 +3,7 @@
 Another boot id stands for a power cut after which the disk had every page; power_cuts.py has disks that had not.
 """
 
+import copy
 import errno
 import itertools
 import os
@@ -586,6 +587,21 @@ def test_a_uniform_sampler_does_not_replace_priorities(path: Path) -> None:
         again = replay.sampler(8, prioritized=mc.Prioritized(), name="learner").state_dict()
         np.testing.assert_array_equal(again["generator"], state["generator"])
         assert again["highest"] == state["highest"] > 8.0
+
+
+@pytest.mark.parametrize(
+    "sequence", [None, mc.Sequence(3), mc.Sequence(3, period=1), mc.Sequence(8, whole=True)], ids=str
+)
+def test_a_named_sampler_without_priorities_continues(path: Path, sequence: mc.Sequence | None) -> None:
+    with create(path, durable=mc.Durable(every_s=1e-6)) as replay, replay.writer() as writer:
+        for ticket in range(24):
+            writer.add(np.full(3, ticket, np.float32), ticket, 0.0, terminated=ticket % 6 == 5)
+        flush(replay)
+        with replay.sampler(8, seed=1, sequence=sequence, name="learner") as sampler:
+            sampler.sample()
+            expected = copy.deepcopy(sampler.state_dict())
+        again = replay.sampler(8, seed=2, sequence=sequence, name="learner").state_dict()
+        np.testing.assert_array_equal(again["generator"], expected["generator"])
 
 
 def test_a_sampler_of_whole_episodes_keeps_its_priorities(path: Path) -> None:

@@ -310,3 +310,11 @@ def test_rounded_observations_are_no_seams(kinds: tuple[str, str]) -> None:
     rows = {"obs": obs, "next_obs": following, "action": np.zeros(10, np.int64), "reward": np.ones(10)}
     with mc.ReplayBuffer.from_episodes({**rows, "terminated": np.arange(10) == 9}) as replay:
         assert {*replay.sampler(64, n_step=3, gamma=1.0).sample().reward.tolist()} == {1.0, 2.0, 3.0}
+
+
+@pytest.mark.parametrize("kinds", [("float64", "int64"), ("float32", "uint8"), ("uint8", "bool")])
+def test_other_kinds_of_numbers_are_compared_as_they_are(kinds: tuple[str, str]) -> None:
+    obs, following = np.array([[0.5], [2.5]]).astype(kinds[0]), np.array([[1], [3]]).astype(kinds[1])
+    rows = {"obs": obs + obs, "next_obs": following, "action": np.zeros(2, np.int64), "reward": np.ones(2)}
+    with pytest.raises(ValueError, match="next_obs: expected row 0 to equal row 1 of obs"):
+        mc.ReplayBuffer.from_episodes([{**rows, "terminated": True}])

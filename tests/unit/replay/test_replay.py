@@ -415,3 +415,12 @@ def test_a_lane_lapped_while_it_is_counted_is_counted_again(monkeypatch, trusted
         write(replay, 3)
         monkeypatch.setattr(ReadPlan, "read_windows", read_and_write)
         assert sampler.can_sample() == (not trusted) and not rows
+
+
+def test_torch_refuses_what_it_does_not_have() -> None:
+    spec = TransitionSpec(Field((2,), "longdouble"), Field((), "int64"))
+    with ReplayBuffer.create(spec, 8) as replay, replay.writer() as writer:
+        for _ in range(8):
+            writer.add(np.ones(2, np.longdouble), 0, 0.0, terminated=True)
+        with pytest.raises(TypeError, match=r"longdouble|float128"):
+            replay.sampler(4, n_step=1, min_size=1).sample().torch()

@@ -67,7 +67,7 @@ def test_compiled_updates_equal_the_text(case: int, updates: int) -> None:
     check_updates_alike(hyper, spaces, updates, partial(batch_for, hyper), wide=100)
 
 
-@pytest.mark.parametrize("deviations", [nn.Parameter(torch.ones(1)), torch.ones(2)], ids=["of all", "fixed"])
+@pytest.mark.parametrize("deviations", [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1, 2)), torch.ones(2)])
 def test_other_standard_deviations_are_left_to_torch(deviations: torch.Tensor) -> None:
     class Own(mc.PPO):
         def make_model(self, spaces: Spaces) -> Any:
