@@ -124,7 +124,7 @@ class GymnasiumVector(Adapter):
         if self._mode == "Disabled":
             values = self._values(*self._call(self._env.reset, options={"reset_mask": ended}))
         elif all_ended:  # no copy acts in the step that resets all
-            self._actions[:] = self._idle
+            self._rest()
             self._call(self._send)
             obs, _, _, _, info = self._call(self._step)
             values = self._values(obs, info)
@@ -141,11 +141,12 @@ class GymnasiumVector(Adapter):
     def act(self, turn: Turn, action: NDArray[Any]) -> None:
         spaces = self._view.spaces
         actions = spaces.shifted(rows_of("action", spaces.action_field, action, len(turn.copies)))
-        if len(turn.copies) == self.copies:
-            self._actions[:] = actions
-        else:
-            self._actions[:] = self._idle
-            self._actions[turn.copies] = actions
+        self._rest()
+        self._actions[turn.copies] = actions
+
+    def _rest(self) -> None:
+        """Has no copy act, by a new array: environments may keep their last action."""
+        self._actions = np.full(self._actions.shape, self._idle, self._actions.dtype)
 
     def _send(self) -> None:
         """Does nothing: `_step` takes the actions."""

@@ -1,6 +1,6 @@
 """Adds the joint observation of all agents to each agent's own observation, for centralized critics."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,14 +68,16 @@ class JointEnvironment(Wrapper):
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], Any]:
         observations, infos = result_of("reset", self._env.reset(seed=seed, options=options))
-        return self._joined(observations), infos
+        return self._joined(observations, self._env.agents), infos
 
     def step(self, actions: Mapping[str, Any]) -> tuple[Any, ...]:
         observations, *others = self._env.step(actions)
-        return self._joined(observations), *others
+        return self._joined(observations, {*actions, *self._env.agents}), *others
 
-    def _joined(self, observations: Mapping[str, Any]) -> dict[str, Any]:
-        joint, joined = self._joint_of(observations), dict(observations)
+    def _joined(self, observations: Mapping[str, Any], there: Collection[str]) -> dict[str, Any]:
+        """Adds the joint observation, in which agents that are not `there` have zeros."""
+        joined = dict(observations)
+        joint = self._joint_of({agent: obs for agent, obs in observations.items() if agent in there})
         for agent in self._for & joined.keys():
             alone = joined[agent]
             if has_mask(self._spaces[agent]):

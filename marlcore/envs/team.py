@@ -63,7 +63,8 @@ class TeamEnvironment(Wrapper):
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         observations, infos = result_of("reset", self._env.reset(seed=seed, options=options))
-        self.agents = self._there(self._env.agents)
+        self._live = list(self._env.agents)
+        self.agents = self._there(self._live)
         observed, of_agents = self._of_others(observations), self._of_others(infos)
         for name in self._teams.keys() & self.agents:
             observed[name] = self._observation(self._teams[name], observations, self._env.agents)
@@ -74,11 +75,13 @@ class TeamEnvironment(Wrapper):
         acted: dict[str, Any] = {}
         for agent, action in actions.items():
             acted |= _of_members(self._teams[agent], action) if agent in self._teams else {agent: action}
-        acted = {agent: acted[agent] for agent in self._env.agents if agent in acted}
+        acted = {agent: acted[agent] for agent in self._live if agent in acted}
         results = result_of("step", self._env.step(acted))
         observations, rewards, terminated, truncated, infos = results
-        ended = {agent for agent in acted if terminated.get(agent) or truncated.get(agent)}
-        live = [agent for agent in self._env.agents if agent not in ended]
+        over = {agent for agent in (*terminated, *truncated) if terminated.get(agent) or truncated.get(agent)}
+        ended = over & acted.keys()  # an environment may report earlier ends again, and observe for all
+        self._live = live = [agent for agent in self._env.agents if agent not in over]
+        observations = {agent: obs for agent, obs in observations.items() if agent in live or agent in ended}
         self.agents = self._there(live)
         of_agents = tuple(map(self._of_others, results))
         for name, team in self._teams.items():

@@ -1,6 +1,7 @@
 """Pickles objects for other processes, and refuses objects that would silently mean something else there."""
 
 import io
+import pickle
 import sys
 from typing import Any
 
@@ -50,6 +51,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         torch = None if self._for_file else sys.modules.get("torch")
         if hasattr(torch, "UntypedStorage") and _is_shared(torch, thing):  # not while another thread imports it
             raise TypeError(f"{kind.__name__}: {_COPY}")
+        if torch is not None and _is_part(torch, thing):  # with it would go all the memory
+            return thing.detach().clone().requires_grad_(thing.requires_grad).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         return super().reducer_override(thing)
 
     def _copies(self, kind: type) -> bool:
@@ -65,6 +68,13 @@ def _is_open(thing: Any) -> bool:
     except Exception as error:  # of a closed file or device, whose class may raise anything
         pass_on_from_handler(error)
         return False
+
+
+def _is_part(torch: Any, thing: Any) -> bool:
+    """Whether a thing is a tensor that has a part of its memory alone, as published weights have."""
+    if type(thing) is not getattr(torch, "Tensor", None) or not thing.is_leaf or thing.layout is not torch.strided:
+        return False
+    return bool(thing.untyped_storage().nbytes() > thing.nbytes)
 
 
 def _is_shared(torch: Any, thing: Any) -> bool:

@@ -1,6 +1,7 @@
 """Sends metrics from workers to their parent: each worker writes a lane, and the parent reads all lanes."""
 
 import errno
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -111,6 +112,7 @@ class Reporter:
     def __init__(self, telemetry: Telemetry, lane: int) -> None:
         self._claim = claim(telemetry._segment, telemetry._lanes, lane)
         self._rows = np.zeros(AT_ONCE, _ROW)
+        self._lock = threading.RLock()  # a worker may report from several threads
         self._append = telemetry._lanes.appender(lane, self._rows)
 
     def report(self, metric: Metric) -> None:
@@ -120,6 +122,10 @@ class Reporter:
     def report_each(self, time_s: float, step: int, agent: str, name: str, values: Sequence[float]) -> None:
         """Writes a metric for each of the values. Raises the errors of `encoded_name`."""
         names = encoded_name("agent", agent), encoded_name("name", name)
+        with self._lock:
+            self._write(time_s, step, names, values)
+
+    def _write(self, time_s: float, step: int, names: tuple[bytes, bytes], values: Sequence[float]) -> None:
         for first in range(0, len(values), AT_ONCE):
             part = values[first : first + AT_ONCE]
             for i, value in enumerate(part):

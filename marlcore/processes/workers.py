@@ -125,7 +125,7 @@ class Workers:
         self._workers: list[Worker] = []
         self._telemetries: list[Telemetry] = []  # one for each worker
         self._failures: dict[Child, WorkerFailed] = {}  # failures that have not been raised yet
-        self._lock = threading.Lock()  # any thread that waits may check the workers
+        self._lock = threading.RLock()  # any thread that waits may check the workers, and a handler may interrupt it
         self._numbers: Counter[str] = Counter()
         self._reported: list[Metric] = []
         self._held = ExitStack()

@@ -109,7 +109,7 @@ class Publisher(Closing):
             if unknown or missing:
                 raise ValueError(f"extras: expected {sorted(fields)}, got unknown {unknown}, missing {missing}")
         fitted = {name: fitted_extra(name, value, fields[name]) for name, value in extras.items()}
-        self._given.update(fitted)
+        self._given.update({name: value.copy() for name, value in fitted.items()})  # callers may change theirs
         self._put(fitted)
 
     def _put(self, fitted: dict[str, NDArray[Any]]) -> None:

@@ -199,6 +199,29 @@ def test_copies_that_are_reset_get_the_first_action():
     assert {copy: set(numbers) for copy, numbers in told.items()} == {0: {"steps", "bonus"}, 1: {"steps"}}
 
 
+class Keeping(SyncVectorEnv):
+    """Keeps the actions that it is given."""
+
+    def __init__(self):
+        super().__init__([lambda: Counting(action=gym.Discrete(5))] * 2)
+        self.kept: list[Any] = []
+
+    def step(self, actions: Any):
+        self.kept.append(actions)
+        return super().step(actions)
+
+
+def test_an_environment_may_keep_its_actions():
+    keeping = Keeping()
+    env = GymnasiumVector(keeping)
+    env.reset(0)
+    for action in range(5):
+        _, [turn] = env.observe()
+        env.act(turn, np.full(len(turn.copies), action))
+    env.observe()
+    assert [actions.max() for actions in keeping.kept] == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["CartPole", "tuple", "masked in the observation", "masked multi-discrete"])
 def test_final_observations_say_same_step_in_each_form(name: str, form: Any):

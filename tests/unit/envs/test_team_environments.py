@@ -119,6 +119,43 @@ def test_a_team_ends_with_its_last_member(case):
     assert observed["team"][ALIVE].tolist() == alive and reward["team"] == (3 if len(rounds) == 2 else 2)
 
 
+class Unpruned(Script):
+    """Lists all agents in each round, tells of all what they see, and of all that have ended that they have."""
+
+    def reset(self, seed=None, options=None):
+        self.over = {"terminated": {}, "truncated": {}}
+        _, infos = super().reset(seed, options)
+        return self.observe(self.possible_agents), infos
+
+    def step(self, actions):
+        self.agents = list(actions)
+        _, rewards, terminated, truncated, infos = super().step(actions)
+        self.over["terminated"] |= terminated
+        self.over["truncated"] |= truncated
+        self.agents = list(self.possible_agents)
+        return (
+            self.observe(self.possible_agents),
+            rewards,
+            dict(self.over["terminated"]),
+            dict(self.over["truncated"]),
+            infos,
+        )
+
+
+def test_ends_count_once_where_an_environment_repeats_them():
+    rounds = [{}, {}, {"truncated": "a"}, {}, {"terminated": "b"}]
+    env = team_envs.TeamEnvironment(Unpruned({"a": ALL, "b": ALL}, rounds), {"team": ("a", "b")})
+    env.reset()
+    for number in range(1, 5):
+        observed, _, terminated, truncated, _ = env.step(waiting(env))
+        alive = [[1, 1], [0, 1], [0, 1], [0, 0]][number - 1]
+        assert observed["team"][ALIVE].tolist() == alive and list(env._env.acted[-1]) == (
+            ["a", "b"] if number < 3 else ["b"]
+        )
+        assert observed["team"]["members"].any(axis=1).tolist() == [number < 3, True]
+    assert (terminated, truncated) == ({"team": True}, {"team": False})
+
+
 def test_a_team_that_leaves_without_an_end_has_none():
     env = made({"a": ALL, "b": ALL, "c": ALL}, [{}, {"there": "c"}, {"there": "abc"}], {"team": ("a", "b")})
     env.reset()
@@ -284,6 +321,21 @@ def test_the_joint_observation_is_all_agents_one_after_another():
         assert joined.dtype == np.float32 and env.observation_space("a").contains(observations["a"])
         of_b = [*np.eye(3)[(1 + step) % 3], step % 2, 1 - step % 2] if step <= 2 else [0] * 5
         assert sorted(joined.tolist()) == sorted([step, step, *of_b])
+
+
+class Watching(Script):
+    """Tells all agents what they see, those too that have left."""
+
+    def step(self, actions):
+        _, *others = super().step(actions)
+        return self.observe(self.possible_agents), *others
+
+
+def test_who_has_left_is_zero_in_the_joint_observation():
+    env = joint.JointEnvironment(Watching({"a": ALL, "b": ALL}, [{}, {"terminated": "a"}, {"there": "b"}]), ("a", "b"))
+    env.reset()
+    seen = [env.step(waiting(env))[0]["b"][JOINT].tolist() for _ in range(2)]
+    assert seen == [[1, 1, 11, 11], [0, 0, 12, 12]]
 
 
 def test_masks_stay_where_they_are():

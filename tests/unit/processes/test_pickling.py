@@ -100,3 +100,19 @@ def test_torchs_shared_memory_is_refused() -> None:
 def test_without_a_whole_torch_all_else_is_pickled(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
     check_picklable(given=Device(None))
+
+
+def test_a_published_model_is_no_larger_than_another() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(20)), torch.nn.BatchNorm1d(64))
+    model[1].weight = model[0].weight
+    size = len(dumps(model))
+    with mc.ParameterStore.create(model) as store, store.publisher(model):
+        pickled = dumps(model)
+        assert len(pickled) < 1.2 * size
+        again = pickle.loads(pickled)
+        assert again[1].weight is again[0].weight and again[0].weight.requires_grad
+        assert all(
+            torch.equal(one, other)
+            for one, other in zip(*(each.state_dict().values() for each in (again, model)), strict=True)
+        )

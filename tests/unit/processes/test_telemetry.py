@@ -1,7 +1,9 @@
 """Control words and metrics, from a worker to the parent."""
 
 import re
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from mapped import Mapped
@@ -60,6 +62,25 @@ def test_metrics_arrive_in_order_and_once() -> None:
             reporters[i % 2].report(metric)
         assert telemetry.tail() == sent
         assert telemetry.tail() == [] and telemetry.lost == 0
+
+
+def test_threads_report_beside_each_other(telemetry: Telemetry, reporter: Reporter) -> None:
+    def work(number: int) -> None:
+        for value in range(1000):
+            reporter.report(Metric(0.0, number, str(number), "count", 1000.0 * number + value))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+    metrics = telemetry.tail()
+    assert sorted(metric.value for metric in metrics) == [
+        1000.0 * number + value for number in range(4) for value in range(1000)
+    ]
+    assert all(metric.agent == str(metric.step) == str(int(metric.value // 1000)) for metric in metrics)
 
 
 def test_values_reported_together_arrive_as_metrics_of_their_own(telemetry: Telemetry, reporter: Reporter) -> None:

@@ -430,3 +430,11 @@ def test_a_signal_to_the_whole_group_ends_everything(signum: int) -> None:
     await_end(pids)
     assert program.returncode == (-signum if signum == signal.SIGINT else 128 + signum), said
     assert "did not end" not in said and not any(path.exists() for path in segments)
+
+
+def test_a_handler_that_interrupts_a_look_at_the_workers_may_close_them() -> None:
+    with mc.Workers() as workers:
+        worker = workers.start(idle)
+        with workers._lock:  # as where a handler interrupts `check`
+            workers.close()
+        assert not worker.running

@@ -408,6 +408,16 @@ def test_later_publishes_keep_the_last_extras(extras_store, extras_publisher):
     assert subscriber.extras == {"epsilon": 1.0, "count": 3, "done": True}
 
 
+def test_an_extra_that_changes_in_place_is_published_when_it_is_given(extras_store, extras_publisher):
+    mean = np.array([1.0, 2.0])
+    extras_publisher.publish(**(GIVEN | {"mean": mean}))
+    mean[:] = 7.0
+    extras_publisher._row = None  # as after a tensor was replaced
+    extras_publisher.publish()
+    subscriber = extras_store.subscriber(mlp())
+    assert subscriber.pull() and subscriber.extras["mean"].tolist() == [1.0, 2.0]
+
+
 WRONG_EXTRAS: dict[str, tuple[dict[str, object], type[Exception], str]] = {
     "unknown": ({"epsilom": 0.1}, ValueError, "extras: expected ['count', 'done', 'epsilon', 'mean'], got unknown ['"),
     "too long": ({"mean": [1.0, 2.0, 3.0]}, ValueError, "extras mean: expected float64 (2,), got shape (3,)"),
