@@ -73,18 +73,13 @@ def following_values(batch: Any, value: Floats, of_next: Callable[[NDArray[np.in
     return following
 
 
-def standardized(values: Floats, weight: Floats) -> Floats:
-    """Standardizes values [B] that have been multiplied by weights [B], at least 0; a single value stays unchanged.
-
-    Subtracts the weighted mean, times each value's weight, and divides the differences by their standard deviation.
-    """
+def standardized(values: Floats) -> Floats:
+    """Subtracts the mean of values [B], and divides by their standard deviation; a single value stays unchanged."""
     if len(values) < 2:
         return values
-    (mean, _), (of_weights, _) = policies.moments(values), policies.moments(weight)
-    values = values - np.float32(mean / max(of_weights, 1e-30)) * weight
-    _, variance = policies.moments(values)
+    mean, variance = policies.moments(values)
     deviation = (variance * len(values) / (len(values) - 1)) ** 0.5
-    return values / np.float32(deviation + 1e-8)
+    return (values - np.float32(mean)) / np.float32(deviation + 1e-8)
 
 
 class ValueNormalizer:

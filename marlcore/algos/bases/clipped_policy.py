@@ -78,8 +78,7 @@ class ClippedPolicy(Hyperparameters):
     """The passes over a batch end once the estimated divergence from the policy before them exceeds this; usually 0.01
     to 0.05; None: never."""
     normalize_advantages: bool = True
-    """Subtract the mean of a batch's advantages, and divide by their standard deviation. V-trace's weights weight the
-    mean, too, so a transition of weight 0 changes nothing."""
+    """Subtract the mean of a batch's advantages, and divide by their standard deviation."""
     normalize_values: bool = True
     """The critic predicts values minus the targets' running mean, divided by their running standard deviation (Yu et
     al. 2022, arXiv:2103.01955, section 3). Its loss and clip_value are in these units."""
@@ -227,15 +226,15 @@ class ClippedPolicyTrainer(AdamTrainer):
         steps = Steps(reward, batch.discount, value, next_value, batch.continues)
         if hyper.correction == "vtrace":
             old, ratio = log_prob, np.exp(log_prob - acted)
-            weight = np.minimum(ratio, np.float32(hyper.ratio_clip))
             advantage, target = vtrace(steps, ratio, hyper.gae_lambda, hyper.ratio_clip, hyper.trace_clip)
         else:
-            old, weight = acted, np.ones_like(acted)
+            old = acted
             advantage, target = gae(steps, hyper.gae_lambda)
         if hyper.normalize_values:
             norm.update(target)
         if hyper.normalize_advantages:
-            advantage = standardized(advantage, weight)
+            # The mean is not weighted as V-trace weights the rows: so weighted, LunarLander ends lower.
+            advantage = standardized(advantage)
         (_, spread), (_, error) = policies.moments(target), policies.moments(target - value)
         explained = 1 - error / spread if spread > 1e-8 * norm.deviation**2 else 0.0  # 0 if the targets hardly differ
         return old, advantage, norm.normalized(target), explained

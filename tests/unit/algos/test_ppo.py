@@ -94,20 +94,6 @@ def test_the_loss_is_the_clipped_objective(correction, normalize, units, masked,
     assert update.updates == 1
 
 
-def test_rows_whose_actions_the_policy_no_longer_takes_have_no_advantage():
-    """Theirs would be the mean's negative, and their slopes the largest."""
-    batch = SimpleNamespace(
-        reward=np.float32([1, 2, 3, 4]),
-        discount=np.zeros(4, np.float32),
-        continues=np.zeros(4, bool),
-        extras={"log_prob": np.full(4, -1, np.float32)},
-    )
-    trainer = SINGLE.make_trainer(SINGLE.make_model(DISCRETE))
-    present = np.float32([-1, -1, -1, -200])
-    _, advantage, *_ = trainer.advantages(batch, np.zeros(4, np.float32), present, lambda rows: np.zeros(len(rows)))
-    np.testing.assert_allclose(advantage, [-np.sqrt(1.5), 0, np.sqrt(1.5), 0], **rounding(30))
-
-
 @pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
 def test_a_ratio_that_is_too_large_for_a_float_has_no_slope(advantage):
     """For an advantage the paper's bound has none (Schulman et al. 2017, equation 7); the loss is a number always."""
