@@ -64,7 +64,7 @@ class GymnasiumVector(Adapter):
         zero, space = self._view.spaces.action_field.zeros(), self._view.spaces.action
         fixed = np.clip(zero, space.low, space.high) if isinstance(space, gym.Box) else self._view.spaces.shifted(zero)
         self._idle = fixed.astype(zero.dtype)  # for copies that do not act; some environments check its space
-        self._actions = np.stack([self._idle] * self.copies)
+        self._rest()
 
     def _single_spaces(self) -> tuple[gym.Space, gym.Space]:
         return self._env.single_observation_space, self._env.single_action_space
@@ -146,7 +146,7 @@ class GymnasiumVector(Adapter):
 
     def _rest(self) -> None:
         """Has no copy act, by a new array: environments may keep their last action."""
-        self._actions = np.full(self._actions.shape, self._idle, self._actions.dtype)
+        self._actions = np.repeat(self._idle[None], self.copies, axis=0)
 
     def _send(self) -> None:
         """Does nothing: `_step` takes the actions."""

@@ -28,20 +28,9 @@ BELOW = {
     "run": ["self_play", "evaluation", "queue", "cluster"], "meta": ["run"], "compat": ["meta", "planning"],
     "cli": ["meta", "planning"], "testing": ["cli"],
 }  # fmt: skip
-TOP = {
-    "cgroup",
-    "checks",
-    "closing",
-    "declared",
-    "devices",
-    "errors",
-    "lazy",
-    "notices",
-    "observations",
-    "references",
-    "spec",
-}
-TOP |= {"accelerator", "arrays", "field_docs", "fixed", "npz", "pytrees", "regular_files", "shm", "unpickling"}
+TOP = {"cgroup", "checks", "closing", "declared", "errors", "lazy", "notices", "observations", "references", "spec"}
+TOP |= {"accelerator", "arrays", "devices", "field_docs", "fixed", "npz", "pytrees", "regular_files"}
+TOP |= {"shm", "unpickling"}
 ABOVE_ALL = {"__init__", "__main__", "preload", "preload_torch"}
 OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 
