@@ -228,11 +228,11 @@ class NativeLanes:
         If the segment is durable, `settle` syncs all stores so far: the floors, on several pages, must be on disk
         before the number of clears, which selects among them.
         """
-        clears = self._clears.load(0) + 1
+        clears = self._clears.load(0)
         for lane in range(self.count):
-            self._lines.store(_floor_word(lane, clears), self.committed(lane))
+            self._lines.store(_floor_word(lane, clears + 1), self.committed(lane))
         settle()
-        self._clears.store(0, clears)
+        self._clears.add(0, 1)
         settle()
 
     def cleared(self) -> tuple[int, Ints]:

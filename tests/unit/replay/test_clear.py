@@ -201,6 +201,18 @@ def test_a_floor_above_its_lanes_rows_is_refused():
             check_refused(call, mc.errors.SegmentCorrupt, "contradict one another")
 
 
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**63)])
+def test_a_clear_counts_on_from_a_damaged_number(number):
+    """Whatever another process writes there, the one that clears must not end by an undocumented error."""
+    replay, _ = filled(SPEC, [70, 20], 40)
+    with replay:
+        sampler = replay.sampler(4, min_size=1)
+        mapped = Mapped(replay)
+        mapped.words(mapped.geometry.counters_offset(0))[8] = number
+        replay.clear()
+        assert not sampler.can_sample() and [*replay.batches(4)] == []
+
+
 def test_a_process_that_watches_may_not_clear():
     replay, _ = filled(SPEC, [70, 20], 40)
     with replay, mc.ReplayBuffer.watch(replay.handle) as watching:
