@@ -183,16 +183,17 @@ class _Single:
         try:
             plain, mask = view.split(observation, info)
             values = [_checked(agent, part.keys, part.space, part.of(plain)) for part in view.spaces.parts]
-            allowed = view.mask(mask).astype(bool) if acting and mask is not None else None
+            allowed = view.mask(mask).astype(bool) if mask is not None else None
         except (KeyError, IndexError, TypeError):
             raise EnvironmentFailed(f"{agent}: obs: expected {space}, got {brief(observation)}") from None
         except ValueError as error:
             raise EnvironmentFailed(f"{agent}: {error}") from None
         if acting and self._masked.setdefault(agent, mask is not None) != (mask is not None):
             raise EnvironmentFailed(f"{agent}: {EXPECTED_MASK}{brief(info)}")
-        if allowed is not None:
-            can = np.logical_or.reduceat(allowed, view.spaces.mask_starts).all()
-            _require(can, f"{agent}: {MASK}", "an allowed action", mask)
+        if not acting or allowed is None:
+            return values, None
+        can = np.logical_or.reduceat(allowed, view.spaces.mask_starts).all()
+        _require(can, f"{agent}: {MASK}", "an allowed action", mask)
         return values, allowed
 
     def _must_refuse(self, agent: str | None) -> None:
@@ -290,7 +291,7 @@ class _Several:
         if ended.any():
             final = f"{label}: final_obs"
             _require(final_obs is not None, final, "observations, since an episode ended", final_obs)
-            self._values(final, agent, copies, final_obs)
+            self._values(final, agent, copies, final_obs, told=ended)
         for copy, end in zip(copies.tolist(), ended.tolist(), strict=True) if outcome.acted else ():
             if (agent, copy) not in self._pending:
                 raise EnvironmentFailed(f"{label}: copy {copy}: expected no outcome, since the agent has not acted")
@@ -323,7 +324,8 @@ class _Several:
         right = whole and (np.diff(copies) > 0).all() and copies[0] >= 0 and copies[-1] < self._env.copies
         _require(right, f"{label}: copies", f"ascending numbers below {self._env.copies}", copies)
 
-    def _values(self, label: str, agent: str, copies: Any, values: Any) -> list[NDArray[Any]]:
+    def _values(self, label: str, agent: str, copies: Any, values: Any, told: Any = ...) -> list[NDArray[Any]]:
+        """Checks observations of these copies; `told` selects those that are more than filler."""
         obs = self._env.spaces[agent].obs
         fields, arrays = by_name(obs), by_name(values)
         _require(arrays.keys() == fields.keys(), label, f"the fields {list(fields)}", list(arrays))
@@ -332,7 +334,7 @@ class _Several:
             of_part = f"{label}[{name!r}]" if isinstance(obs, dict) else label
             _check_array(of_part, arrays[name], (len(copies), *field.shape), field.numpy)
             if name in spaces:
-                _check_values(of_part, spaces[name], arrays[name])
+                _check_values(of_part, spaces[name], arrays[name][told])
         return [arrays[name].copy() for name in fields]
 
     def _actions(self, turn: Turn, chooser: _Chooser) -> NDArray[Any]:

@@ -243,6 +243,41 @@ test_a_violation_of_several_copies_is_named_in_one_line = refusals(
 )
 
 
+class Unset(Rooms):
+    """The final observations of those copies whose `ended` is, or is not, `where` are not set."""
+
+    def __init__(self, where: bool) -> None:
+        super().__init__("bits", None)
+        self.where = where
+
+    def observe(self) -> Any:
+        outcomes, turns = self.inner.observe()
+        return [outcome if outcome.final_obs is None else self._unset(outcome) for outcome in outcomes], turns
+
+    def _unset(self, outcome: Any) -> Any:
+        rows = (outcome.terminated | outcome.truncated) == self.where
+        final = {name: array.copy() for name, array in outcome.final_obs.items()}
+        for array in final.values():
+            array[rows] = np.nan if array.dtype.kind == "f" else 99
+        return outcome._replace(final_obs=final)
+
+
+def test_only_the_final_observations_of_ended_copies_are_looked_at() -> None:
+    check_env(lambda: Unset(where=False))
+    check_refused(lambda: check_env(lambda: Unset(where=True)), EnvironmentFailed, "final_obs[")
+
+
+def test_a_mask_at_an_end_may_forbid_all_actions_but_has_their_number() -> None:
+    class Longer(Counting):
+        def look(self) -> Any:
+            seen, _ = super().look()
+            return seen, {"action_mask": np.append(self.mask, 0) if self.steps == self.length else self.mask.copy()}
+
+    check_env(lambda: Counting(mask_in="info"))
+    says = "action_mask: expected bool (5,)"
+    check_refused(lambda: check_env(lambda: Longer(mask_in="info")), EnvironmentFailed, says)
+
+
 class OutAtOnce(OneShot):
     """Its first agent is out before anybody acts."""
 
