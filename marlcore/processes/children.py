@@ -27,7 +27,7 @@ from .fork_server import CLOSED, KILL_S, STATUS_S, ForkServer, cause_of, read_st
 from .logs import has_log_file
 from .pickling import dumps
 from .serve import leave, readable, show_title
-from .signals import STACKS, Interrupts
+from .signals import STACKS, Interrupts, Postponed
 
 EARLY = ("marlcore.preload",)  # modules that actors and evaluators without torch need
 PRELOAD = (*EARLY, "marlcore.preload_torch")  # modules that workers of marlcore need
@@ -63,12 +63,12 @@ class Children(Closing):
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
         """Delays stop signals until the end of a `with` block, so that they cannot lose a process that just started."""
-        self.interrupts = Interrupts()
+        self.interrupts = postponed = Postponed()
         try:
-            with self.interrupts:
+            with postponed:
                 yield
         finally:
-            self.interrupts.deliver()
+            postponed.deliver()
 
     def start(self, name: str, main: Callable[..., None], *args: Any, early: bool = False) -> "Child":
         """Runs main(connection, surroundings, *args) in a new process. Raises the errors of `ForkServer.fork`."""
@@ -194,7 +194,8 @@ class Child:
 
 def _surroundings(name: str) -> dict[str, Any]:
     data = {key: value for key, value in spawn.get_preparation_data(name).items() if not key.startswith("init_main")}
-    return data | {"authkey": bytes(data["authkey"])}  # only multiprocessing can pickle its class
+    own = {"authkey": bytes(data["authkey"])}  # only multiprocessing can pickle its class
+    return data | own | {"environ": dict(os.environ)}
 
 
 def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFailed:
@@ -248,8 +249,11 @@ def _foreign(stack: StackSummary) -> list[FrameSummary]:
 
 
 def enter(surroundings: dict[str, Any]) -> None:
-    """Applies the parent's surroundings (path, arguments) to this process, and names it in `ps`."""
+    """Applies the parent's surroundings (path, arguments, environment) to this process, and names it in `ps`."""
     spawn.prepare(surroundings)
+    if os.environ != surroundings["environ"]:  # it has changed since the fork server began
+        os.environ.clear()
+        os.environ.update(surroundings["environ"])
     show_title(surroundings["name"])
 
 

@@ -101,6 +101,31 @@ class Interrupts:
             signal.signal(signum, handler)
 
 
+class Postponed(Interrupts):
+    """Interrupts that leave the program its own handlers: at the block's end they get the signals that came.
+
+    Such signals do not count as a request to end, and ignored ones stay ignored.
+    """
+
+    def __enter__(self) -> "Postponed":
+        self._came: list[int] = []
+        if threading.current_thread() is threading.main_thread():
+            for signum in STOPPING:
+                handler = signal.getsignal(signum)
+                ours = handler in (signal.SIG_DFL, signal.default_int_handler, raise_for)
+                if ours or callable(handler):
+                    self._previous[signum] = signal.signal(signum, self._note if ours else self._keep)
+        return self
+
+    def _keep(self, signum: int, frame: FrameType | None) -> None:
+        self._came.append(signum)
+
+    def __exit__(self, *exc_info: object) -> None:
+        super().__exit__(*exc_info)
+        for signum in self._came:
+            self._previous[signum](signum, None)
+
+
 def raise_for(signum: int, frame: FrameType | None = None) -> None:
     """A signal handler that raises KeyboardInterrupt for SIGINT, SystemExit(128 + signum) for others."""
     if signum == signal.SIGINT:

@@ -22,12 +22,38 @@ from ..memory import interrupt_waits_with
 from .children import PRELOAD, Child, Children
 from .control import Control
 from .pickling import check_picklable
-from .signals import STOPPING, Interrupts, raise_for
+from .signals import STOPPING, Interrupts, Postponed, raise_for
 from .telemetry import Metric, Telemetry, encoded_name
 
 LOOK_S = 0.1
 P = ParamSpec("P")
 log = logging.getLogger(__name__)
+
+
+class _Checks:
+    """What every wait calls while groups are open, which end in any order: what it called before, and theirs."""
+
+    def __init__(self) -> None:
+        self._before: Callable[[], None] | None = None
+        self._of_groups: list[Callable[[], None]] = []
+
+    def add(self, check: Callable[[], None]) -> None:
+        if not self._of_groups:
+            self._before = interrupt_waits_with(self)
+        self._of_groups.append(check)
+
+    def remove(self, check: Callable[[], None]) -> None:
+        self._of_groups.remove(check)
+        if not self._of_groups:
+            interrupt_waits_with(self._before)
+
+    def __call__(self) -> None:
+        for check in (self._before, *self._of_groups):
+            if check is not None:
+                check()
+
+
+_checks = _Checks()
 
 
 @fixed()
@@ -123,7 +149,7 @@ class Workers:
         self._entered = self._open = False
         self._children = Children(preload)
         self._workers: list[Worker] = []
-        self._telemetries: list[Telemetry] = []  # one for each worker
+        self._telemetries: dict[Child, Telemetry] = {}  # of workers that have not been seen to end
         self._failures: dict[Child, WorkerFailed] = {}  # failures that have not been raised yet
         self._lock = threading.RLock()  # any thread that waits may check the workers, and a handler may interrupt it
         self._numbers: Counter[str] = Counter()
@@ -141,9 +167,8 @@ class Workers:
         self._control = self._held.enter_context(closing(Control.create([])))  # tells all workers to stop
         self._open = True
         self._held.callback(self._children.close)
-        self._check_before = interrupt_waits_with(None)
-        interrupt_waits_with(self._check_in_a_wait)
-        self._held.callback(interrupt_waits_with, self._check_before)
+        _checks.add(self._check_in_a_wait)
+        self._held.callback(_checks.remove, self._check_in_a_wait)
         if threading.current_thread() is threading.main_thread():
             for signum in STOPPING:
                 if signal.getsignal(signum) is signal.SIG_DFL:
@@ -186,8 +211,9 @@ class Workers:
                 act = partial(
                     _live, name, self._control, telemetry, self._began, lambda c: function(c, *args, **kwargs)
                 )
-                self._workers.append(Worker(self._children.start_worker(name, act), self))
-            self._telemetries.append(telemetry)
+                child = self._children.start_worker(name, act)
+                self._workers.append(Worker(child, self))
+            self._telemetries[child] = telemetry
         return self._workers[-1]
 
     def check(self) -> None:
@@ -229,9 +255,11 @@ class Workers:
         Each has `.agent` (the worker's name), `.name`, `.value`, `.step` and `.time_s` since the group was entered. A
         worker that reports more than 4032 numbers between two calls loses its oldest reports.
         """
-        self._collect()
-        reports, self._reported = self._reported, []
-        return reports
+        with self._lock:
+            for telemetry in self._telemetries.values():
+                self._reported += telemetry.tail()
+            reports, self._reported = self._reported, []
+        return sorted(reports, key=lambda metric: metric.time_s)
 
     def __iter__(self) -> Iterator[Worker]:
         """Iterates over all workers, also ended ones, in the order of their start."""
@@ -250,8 +278,6 @@ class Workers:
         return f"{prefix}-{number}"
 
     def _check_in_a_wait(self) -> None:
-        if self._check_before is not None:
-            self._check_before()
         if os.getpid() == self._owner:
             self._raise_failure()
 
@@ -263,6 +289,9 @@ class Workers:
                 if failure is not None:
                     self._failures[child] = failure
                 self._children.end(child)
+            for child in [child for child in self._telemetries if child not in self._children.living]:
+                self._reported += self._telemetries[child].tail()
+                self._telemetries.pop(child).close()
 
     def _raise_failure(self) -> None:
         self._note_ends()
@@ -271,17 +300,13 @@ class Workers:
         if failure is not None:
             raise failure
 
-    def _collect(self) -> None:
-        reports = [metric for telemetry in self._telemetries for metric in telemetry.tail()]
-        self._reported += sorted(reports, key=lambda metric: metric.time_s)
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() != self._owner:
             return  # in a forked child, the end of the block must not end the workers
         signals = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}
-        self._children.interrupts = interrupts = Interrupts(signals.get(kind) if kind else None)
+        self._children.interrupts = interrupts = Postponed(signals.get(kind) if kind else None)
         try:
             with interrupts:
                 self._stop(interrupts)
@@ -305,10 +330,8 @@ class Workers:
             log.warning("%s did not end when it was told to stop, and is killed", child.name)
         with self._lock:  # so that no other thread takes the processes killed here for failures
             self._children.close()
-        self._collect()
+        self._note_ends()  # for their last reports
         self._open = False
-        while self._telemetries:  # empties the list, since shared memory exists until its last view is gone
-            self._telemetries.pop().close()
 
 
 def _live(

@@ -11,9 +11,9 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,16 @@ def ignore(context: mc.WorkerContext) -> None:
         time.sleep(1.0)
 
 
+def tell_environment(context: mc.WorkerContext) -> None:
+    context.report("number", float(os.environ.get("MARLCORE_TEST_NUMBER", -1)))
+
+
+def signal_at_the_end(context: mc.WorkerContext, parent: int, signum: int) -> None:
+    context.report("started", 1)
+    idle(context)
+    os.kill(parent, signum)
+
+
 def reports_of(workers: mc.Workers, count: int) -> list[Any]:
     reports = workers.reports()
     while len(reports) < count:
@@ -63,8 +73,10 @@ def reports_of(workers: mc.Workers, count: int) -> list[Any]:
 
 def await_end(pids: list[int]) -> None:
     """Waits until each of the processes has ended."""
-    while any(Path(f"/proc/{pid}").exists() and state(pid) != "Z" for pid in pids):
-        time.sleep(0.01)
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended, and was reaped
+            while state(pid) != "Z":
+                time.sleep(0.01)
 
 
 def test_lambdas_closures_and_partials_run_with_their_arguments() -> None:
@@ -283,6 +295,74 @@ def test_many_workers_and_two_groups_at_once_are_independent() -> None:
             inner.start(idle)
             with pytest.raises(mc.WorkerFailed, match="on fire"):  # a wait looks after both
                 replay.sampler(1).sample(timeout=LONG_S)
+
+
+def test_groups_may_end_in_any_order() -> None:
+    first, second = mc.Workers(), mc.Workers()
+    first.start(idle)
+    second.start(idle)
+    first.close()
+    second.start(fail)
+    with mc.ReplayBuffer.create(SPEC, 10) as replay, pytest.raises(mc.WorkerFailed, match="on fire"):
+        replay.sampler(1).sample(timeout=LONG_S)
+    second.close()
+    assert interrupt_waits_with(None) is None
+
+
+def test_a_worker_that_has_ended_holds_no_memory_and_its_reports_stay() -> None:
+    with mc.Workers() as workers:
+        before = set(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))
+        for _ in range(3):
+            workers.start(tell_environment)
+        workers.wait()
+        assert (set(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))) == before
+        reports = workers.reports()
+        assert len(reports) == 3 and sorted(reports, key=lambda metric: metric.time_s) == reports
+    assert workers.reports() == []
+
+
+def test_a_worker_has_the_environment_of_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    with mc.Workers() as workers:
+        told = []
+        for value in ("1", "2", None):
+            if value is None:
+                monkeypatch.delenv("MARLCORE_TEST_NUMBER")
+            else:
+                monkeypatch.setenv("MARLCORE_TEST_NUMBER", value)
+            workers.start(tell_environment)
+            told += [metric.value for metric in reports_of(workers, 1)]
+    assert told == [1.0, 2.0, -1.0]
+
+
+class Signalling:
+    """An argument that sends this process a signal each time that it is pickled; it is pickled twice at a start."""
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
+
+    def __reduce__(self) -> Any:
+        signal.raise_signal(self.signum)
+        return Signalling, (self.signum,)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_during_a_start_or_an_end_reach_the_programs_own_handlers(signum: int) -> None:
+    came: list[int] = []
+    before = signal.signal(signum, lambda number, frame: came.append(number))
+    try:
+        with mc.Workers() as workers:
+            workers.start(idle, Signalling(signum))
+            workers.start(signal_at_the_end, os.getpid(), signum)
+            reports_of(workers, 1)
+            assert came == [signum] * 2
+        assert came == [signum] * 3
+        came.clear()
+        signal.signal(signum, signal.SIG_IGN)
+        with mc.Workers() as workers:
+            workers.start(idle, Signalling(signum))
+        assert came == []
+    finally:
+        signal.signal(signum, before)
 
 
 def test_a_wait_for_workers_ends_with_the_time() -> None:
