@@ -102,9 +102,8 @@ class ValueNormalizer:
 
     def _derive(self) -> None:
         weight, first, second = self._averages.tolist()
-        if weight:
-            self._mean = first / weight
-            self.deviation = max(second / weight - self._mean**2, LEAST**2) ** 0.5
+        self._mean = first / weight if weight else 0.0
+        self.deviation = max(second / weight - self._mean**2, LEAST**2) ** 0.5 if weight else 1.0
 
     def normalized(self, value: Any) -> Any:
         """Converts values from units of the rewards to the critic's units."""

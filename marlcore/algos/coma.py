@@ -141,13 +141,20 @@ class COMATrainer(ActorCriticTrainer):
     def targets(self, batch: Any, action: torch.Tensor) -> torch.Tensor:
         """Returns TD(lambda) returns [B, members], computed with the target critic's values.
 
-        Where the next row is not the next transition, the present policies draw the next actions.
+        Where the next row is not the next transition, the present policies draw the next actions. A dead member's value
+        learns nothing: the living members' mean, which estimates the same return of the team, takes its place.
         """
-        value = self.taken(self.target, batch.obs, action)
+
+        def valued(obs: Any, action: torch.Tensor) -> torch.Tensor:
+            taken, alive = self.taken(self.target, obs, action), self.policy.team.alive(obs)
+            of_living = (taken * alive).sum(1, keepdim=True) / alive.sum(1, keepdim=True).clamp(min=1.0)
+            return torch.where(alive > 0, taken, of_living)
 
         def of_next(which: NDArray[np.int64]) -> Any:
             obs = rows_at(batch.next_obs, torch.from_numpy(which).to(self.device))
-            return array_of(self.taken(self.target, obs, self.policy.drawn(faster(self.policy)(obs), self.generator)))
+            return array_of(valued(obs, self.policy.drawn(faster(self.policy)(obs), self.generator)))
+
+        value = valued(batch.obs, action)
 
         reward, discount, continues = map(array_of, (batch.reward, batch.discount, batch.continues))
         rows = SimpleNamespace(discount=discount, continues=continues)

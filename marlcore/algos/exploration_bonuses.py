@@ -95,7 +95,8 @@ def _each(states: Any) -> Iterable[Hashable]:
     if isinstance(states, (str, bytes, Mapping)):
         raise TypeError(f"states: expected an array or a sequence of states, got {brief(states)}")
     if isinstance(states, (np.ndarray, torch.Tensor)):
-        return states.tolist() if states.ndim == 1 else map(tuple, states.reshape(len(states), -1).tolist())
+        flat = states.reshape(len(states), math.prod(states.shape[1:])).tolist()
+        return states.tolist() if states.ndim == 1 else map(tuple, flat)
     return states  # type: ignore[no-any-return]
 
 

@@ -47,12 +47,14 @@ class PartsTrainer:
     Metrics are loss, which is the sum of the losses, and for each part loss_<part> and grad_norm_<part>. The trainer's
     state is that of the optimizers and of the objects `kept`, such as target networks, which have a state_dict.
 
-    Raises: ValueError: no part begins in stage 0.
+    Raises: ValueError: no part begins in stage 0, or an object has a part's name.
     """
 
     def __init__(self, parts: Mapping[str, Part], **kept: Any) -> None:
         if 0 not in (stages := {name: part.stage for name, part in parts.items()}).values():
             raise ValueError(f"parts: expected a part with stage 0, got the stages {stages}")
+        if both := sorted(parts.keys() & kept.keys()):
+            raise ValueError(f"kept: expected other names than those of the parts, got {both}")
         self.parts = dict(parts)
         self._stateful = {name: part.optimizer for name, part in parts.items()} | kept
 

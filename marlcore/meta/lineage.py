@@ -7,7 +7,7 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +22,7 @@ from ..record import believed, canvas, holds_files, read_json, say_that_none_end
 STATE, TABLE, PICTURE = "population.json", "lineage.csv", "lineage.png"
 EXPECTED = "resume: expected the directory of a population"
 AtLeast0 = Annotated[int, Whole(0)]
+_DRAWS = 1000  # of settings, until some are allowed together
 LOST = -math.inf  # the score of a member that diverged; an unknown score is NaN
 
 
@@ -49,12 +50,26 @@ class Lineage:
     rows: list[dict[str, Any]] = field(default_factory=list)  # of the table, one for each segment that has ended
 
     @classmethod
-    def begun(cls, folder: Path, config: PopulationConfig, total_steps: int, seed: int) -> Lineage:
-        """Makes a new population with drawn settings. Raises ValueError if the folder is not empty."""
+    def begun(
+        cls, folder: Path, config: PopulationConfig, total_steps: int, seed: int,
+        fit: Callable[[Mapping[str, Any]], bool] = lambda settings: True,
+    ) -> Lineage:  # fmt: skip
+        """Makes a new population with drawn settings that `fit` accepts.
+
+        Raises ValueError if the folder is not empty, or if many draws in turn do not fit.
+        """
         if folder.exists() and (not folder.is_dir() or holds_files(folder)):
             raise ValueError(f"run_dir: expected a new or empty directory, got {str(folder)!r}")
         generator = np.random.default_rng(seed)
-        drawn = [{name: source.draw(generator) for name, source in config.settings.items()} for _ in range(config.size)]
+
+        def draw() -> dict[str, Any]:
+            for _ in range(_DRAWS):
+                settings = {name: source.draw(generator) for name, source in config.settings.items()}
+                if fit(settings):
+                    return settings
+            raise ValueError(f"settings: expected values that are allowed together, got none in {_DRAWS} draws")
+
+        drawn = [draw() for _ in range(config.size)]
         first = total_steps if config.method == "random" else min(config.interval, total_steps)
         return cls(folder, config, total_steps, [MemberState(settings, first) for settings in drawn], seed)
 

@@ -10,9 +10,10 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ..processes import Children
 from ..record import CONTINUED, SharedProgress, checkpoint_path, each_metric, open_run, read_config, steps_taken
 from ..run import Result
 from .lineage import LOST, Lineage, explored, parent_of, plot_lineage
-from .settings import changeable, check_names, check_values, with_settings
+from .settings import changeable, check_names, check_values, fit_together, with_settings
 from .several import Waiting, check_parallel, folder_of, make_runs, warned_once, working_in
 
 log = logging.getLogger(__name__)
@@ -70,9 +71,10 @@ def work_population(
         if population.method == "pbt" and population.interval >= config.total_steps:
             log.warning("interval: no member compares scores before its %d steps are over", config.total_steps)
         with working_in(folder, "population"):
-            begin = Lineage.begun if resume is None else Lineage.read
-            lineage = begin(folder, population, config.total_steps, config.seed)
-            runs = _Runs(env_fn, algorithm, config, lineage, policies)
+            fit = partial(fit_together, config, algorithm)
+            known = folder, population, config.total_steps, config.seed
+            lineage = Lineage.begun(*known, fit) if resume is None else Lineage.read(*known)
+            runs = _Runs(env_fn, algorithm, config, lineage, policies, fit)
             runs.resume()
             _work(runs, config.mode, population.parallel, children, progress)
     return runs.ranked()
@@ -105,6 +107,7 @@ class _Runs:
     config: Config
     lineage: Lineage
     policies: list[str]
+    fit: Callable[[Mapping[str, Any]], bool]
     waiting: Waiting = field(default_factory=dict)
 
     def run_dir(self, number: int) -> Path:
@@ -175,7 +178,8 @@ class _Runs:
             if self._has_begun(number):
                 member.copied = len(lineage.rows)
                 take_links(self.run_dir(parent), self.run_dir(number), self.policies, member.copied)
-            member.settings = explored(lineage.config, lineage.members[parent].settings, generator)
+            settings = explored(lineage.config, lineage.members[parent].settings, generator)
+            member.settings = settings if self.fit(settings) else {**lineage.members[parent].settings}
             member.score = math.nan  # unknown until the copied weights are scored with the new settings
         elif score == LOST:
             return False

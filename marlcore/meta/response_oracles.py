@@ -71,7 +71,7 @@ def psro(
         meta_solver: "nash", by linear programming, `pip install "marlcore[games]"`; "replicator", the average of
             replicator dynamics; "uniform"; or a function from a population's payoffs, float64 [own policies,
             opponent's policies], to the population's mixture, float64 [own policies].
-        games: number of games between a new policy and each opponent; with one population, half on each side.
+        games: at least 4 games between a new policy and each opponent; with one population, half on each side.
         min_gain: psro ends early when every new policy gains less than this over the previous mixture, that is, when
             none is a better response. None: psro never ends early.
         progress: whether to show each run's progress, and each iteration's result, on standard error.
@@ -81,7 +81,7 @@ def psro(
         ModuleNotFoundError: "nash" needs SciPy, which is not installed.
     """
     check_whole("iterations", iterations)
-    check_whole("games", games, 2)
+    check_whole("games", games, 4)  # two on each side, for their spread
     if min_gain is not None and not is_number(min_gain):
         raise ValueError(f"min_gain: expected a number or None, got {brief(min_gain)}")
     check_type("config", config, Config)

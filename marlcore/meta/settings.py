@@ -39,6 +39,15 @@ def with_settings(config: Config, algorithm: Any, settings: Mapping[str, Any]) -
     return config, changed(algorithm, hyperparameters) if chosen else algorithm
 
 
+def fit_together(config: Config, algorithm: Any, settings: Mapping[str, Any]) -> bool:
+    """Whether settings that are each allowed are allowed together, such as sizes of which one bounds the other."""
+    try:
+        with_settings(config, algorithm, settings)
+    except ValueError:
+        return False
+    return True
+
+
 def check_names(algorithm: Algorithm, config: Config, population: PopulationConfig) -> None:
     """Checks the settings that members share, and the names of the settings that vary.
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..checks import absolute, check_whole
+import numpy as np
+
+from ..checks import absolute, brief, check_whole
 from ..config import Config
 from ..errors import suppress_failed_calls
 from ..processes import Children, Interrupts, stopped
@@ -50,8 +52,11 @@ def work_seeds(
 ) -> list[Result]:  # fmt: skip
     """Trains with each seed; see `train_seeds`, whose arguments `init_from` and `init_strict` are in `initial`."""
     config = config or Config()
+    if isinstance(seeds, str | bytes) or not isinstance(seeds, Iterable):
+        raise TypeError(f"seeds: expected a sequence of integers, got {brief(seeds)}")
+    seeds = [seed.item() if isinstance(seed, np.generic) else seed for seed in seeds]
     if len(set(seeds)) < len(seeds) or not seeds:
-        raise ValueError(f"seeds: expected at least one seed, each seed once, got {list(seeds)}")
+        raise ValueError(f"seeds: expected at least one seed, each seed once, got {seeds}")
     check_parallel(parallel, config)
     folder = folder_of("seeds", config.run_dir)
     config, results = config.with_absolute_paths(), dict[str, Result]()

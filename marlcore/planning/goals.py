@@ -13,7 +13,7 @@ from ..checks import brief
 from .batches import stays_equal
 from .graph import Graph
 from .kernels.expectations import ACHIEVED, OFFERED
-from .tabulate import Numbers, Tabulate, answers
+from .tabulate import Job, Numbers, Tabulate, answers
 
 Goal = Any  # goal.is_achieved(state), or goal(state) where it has no such method
 GoalGenerator = Callable[[Any, int], Iterable[tuple[Goal, float]]]  # (state, agent) -> (goal, weight) pairs
@@ -36,8 +36,11 @@ def tabulate_goals(tabulate: Tabulate, goals: Goals, agent: int, acting: NDArray
         job, numbers = partial(_offers, goals, agent), np.flatnonzero(acting).tolist()
         # If a pickled copy of a goal differs from the goal, only this process generates goals.
         stay_equal = all(map(stays_equal, job(tabulate.graph, numbers[:1])[0]))
-        offers = (tabulate if stay_equal else Tabulate(tabulate.graph, 1))(job, numbers)
-        goals_of_agent, offered, weight = _join([job(tabulate.graph, []), *offers], len(acting))
+        offers = tabulate(partial(_offers_to_send, job), numbers) if stay_equal and tabulate.workers > 1 else [None]
+        known = [batch for batch in offers if batch is not None]
+        if len(known) < len(offers):
+            known = Tabulate(tabulate.graph, 1)(job, numbers)
+        goals_of_agent, offered, weight = _join([job(tabulate.graph, []), *known], len(acting))
     else:
         goals_of_agent = [*goals[agent]]
         if not goals_of_agent:
@@ -85,6 +88,12 @@ def _offers(generate: GoalGenerator, agent: int, graph: Graph, numbers: Numbers)
             columns.append(number.setdefault(goal, len(number)))
             weights.append(weight)
     return [*number], np.array(rows, np.int64), np.array(columns, np.int64), np.array(weights, np.float64)
+
+
+def _offers_to_send(job: Job[_Offers], graph: Graph, numbers: Numbers) -> _Offers | None:
+    """Returns None if another process would not know a goal again."""
+    offers = job(graph, numbers)
+    return offers if all(map(stays_equal, offers[0])) else None
 
 
 def _join(batches: list[_Offers], states: int) -> tuple[list[Goal], NDArray[np.bool_], NDArray[np.float64]]:

@@ -87,8 +87,10 @@ def robot_induction(
         raise ValueError("people: expected at least one agent to be a robot, got policies of all agents")
     beta, terminal = BETA("beta", beta), Number()("terminal", terminal)
     policies = {person: people[person] for person in people.agents}
-    if len(policies[people.agents[0]].values) != len(graph):
-        raise ValueError(f"people: expected policies in {len(graph)} states, got another graph's policies")
+    states, _, actions = policies[people.agents[0]].policy.shape
+    if (states, actions) != (len(graph), graph.actions) or max(people.agents) >= graph.agents:
+        expected = f"{len(graph)} states and {graph.actions} actions, of agents below {graph.agents}"
+        raise ValueError(f"people: expected policies in {expected}, got another graph's policies")
     threads = count_workers(workers)
     discounts = Discount(gamma, rho), Discount(people_gamma, people_rho)
     rows, people_rows = discounted_rows(Tabulate(graph, threads), durations, *discounts)

@@ -120,6 +120,18 @@ def test_the_best_half_goes_on_to_each_further_rung(tmp_path: Path) -> None:
     assert members[0].steps == 60 and steps[15] >= 1 and len(lineage(tmp_path)) > 4
 
 
+def test_settings_that_are_not_allowed_together_are_not_taken(tmp_path: Path) -> None:
+    """A minibatch of 16 does not fit into a batch of 8; each of the two sizes fits what the other is without it."""
+    settings = {"algorithm.batch_size": mc.Choice(8, 16), "algorithm.minibatch_size": mc.Choice(4, 16)}
+    algorithm = mc.PPO(hidden=(8,), batch_size=16, minibatch_size=4)
+    chosen = population(settings=settings, size=6, resample=1.0)
+    members = train(tmp_path, chosen, algorithm, total_steps=80)
+    rows = [(int(row["algorithm.batch_size"]), int(row["algorithm.minibatch_size"])) for row in lineage(tmp_path)]
+    assert {*rows} == {(8, 4), (16, 4), (16, 16)} and all(member.steps == 80 for member in members)
+    never = partial(Lineage.begun, tmp_path / "none", chosen, 80, 0, lambda settings: False)
+    check_refused(never, ValueError, "settings: expected values that are allowed together, got none in 1000 draws")
+
+
 def test_a_diverged_member_copies_another(tmp_path: Path) -> None:
     """With Adam's step size 1e30 no weights stay finite; the other option learns."""
     settings = {"algorithm.learning_rate": mc.Choice(1e-3, 1e30)}

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from crowd import Corridor, collapse
 from hunt import HUNT
@@ -54,6 +55,9 @@ def test_a_run_that_fails_stops_the_others(tmp_path: Path) -> None:
 def test_bad_input_is_refused_before_a_table_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config = runs.configured(tmp_path, mode="serial")
     check_refused(lambda: mc.train_seeds("nowhere", "dqn", config, [0, 1]), mc.EnvironmentFailed, "got 'nowhere'")
+    check_refused(lambda: mc.train_seeds(Corridor, "dqn", config, 3), TypeError, "seeds: expected a sequence of integ")
+    twice = np.array([1, 1])
+    check_refused(lambda: mc.train_seeds(Corridor, "dqn", config, twice), ValueError, "each seed once, got [1, 1]")
     assert capfd.readouterr().err == "" and not any(tmp_path.iterdir())
 
 

@@ -299,12 +299,3 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
         policy = self.target.acting
         drawn: torch.Tensor = policy.drawn(faster(policy)(obs), self.generator)
         return drawn
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads a checkpoint; drops the moments of surplus critics, which old checkpoints of MADDPG have."""
-        optimizer, parameters = state["critics_optimizer"], self.critics_optimizer.tensors
-        moments = {
-            number: {name: part[: len(parameters[number])] if part.ndim else part for name, part in of_one.items()}
-            for number, of_one in optimizer["state"].items()
-        }
-        super().load_state_dict({**state, "critics_optimizer": {**optimizer, "state": moments}})

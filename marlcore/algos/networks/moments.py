@@ -40,6 +40,8 @@ class RunningMoments(nn.Module):
             mean, variance = getattr(self, f"mean_{name}"), getattr(self, f"variance_{name}")
             rows = values[name].reshape(-1, *mean.shape).double()
             more = len(rows)
+            if more == 0:
+                return  # of no rows there is no mean
             total = count + more
             delta = rows.mean(0) - mean
             spread = variance * count + rows.var(0, correction=0) * more + delta**2 * (count * more / total)

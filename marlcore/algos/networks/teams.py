@@ -285,13 +285,6 @@ class TeamCritics(Critics):
     def forward(self, obs: Any, action: torch.Tensor, count: int | None = None) -> torch.Tensor:
         return super().forward(obs, self.of_living(obs, action), count)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Loads a state_dict; ignores surplus networks, which old state_dicts of MADDPG have."""
-        for name, parameter in self.layers.named_parameters(f"{prefix}layers"):
-            if name in state_dict:
-                state_dict[name] = state_dict[name][: len(parameter)]
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
     def of_living(self, obs: Any, action: torch.Tensor) -> torch.Tensor:
         """Returns the actions [..., B, size], with 0 for each dead member, that is, a member that does not act."""
         of_members = action.reshape(*action.shape[:-1], self.team.count, -1)

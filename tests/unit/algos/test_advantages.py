@@ -80,6 +80,8 @@ def test_the_first_batch_counts_whole_and_equal_targets_stay_finite():
     assert np.array_equal(normalizer.normalized(targets), targets)
     normalizer.update(targets)
     assert normalizer.normalized(targets).tolist() == near([-1.0, 1.0], 4)
+    normalizer.load_state_dict(ValueNormalizer().state_dict())
+    assert np.array_equal(normalizer.normalized(targets), targets)
     normalizer = ValueNormalizer()
     normalizer.update(np.full(5, 7.0))
     assert normalizer.normalized(np.array([7.0, 8.0])).tolist() == near([0.0, 100.0], 4, 7 / 1e-2)

@@ -130,6 +130,17 @@ def test_rnd_normalizes_as_plain_numpy_does():
     assert torch.equal(twin(obs), bonus(obs))
 
 
+def test_no_rows_change_nothing():
+    """Such as those that a mask selects of a batch."""
+    bonus = RNDBonus((2,), partial(torch.nn.Linear, 2, 4))
+    for obs in (torch.zeros(0, 2), torch.randn(9, 2), torch.zeros(0, 2)):
+        bonus.loss(obs)
+    assert bonus(torch.randn(5, 2)).isfinite().all()
+    table = StateTable(2)
+    table.add(np.zeros((0, 3)))
+    assert table.rows(torch.zeros(0, 3)).tolist() == [] and len(table) == 0
+
+
 def parts_trainer():
     """Returns two linear networks and a trainer; the second network begins in stage 1 and learns from the first."""
     first, second, target = (torch.nn.Linear(1, 1) for _ in range(3))
@@ -193,6 +204,10 @@ REFUSED: dict[str, Refused] = {
     "a text": (lambda: StateTable(2).rows("ab"), TypeError, "states: expected an array or a sequence of states, got"),
     "a dict": (lambda: StateTable(2).rows({"a": 1}), TypeError, "states: expected an array or a sequence of states"),
     "only late parts": (lambda: PartsTrainer({"a": late()}), "expected a part with stage 0, got the stages {'a': 1}"),
+    "a name twice": (
+        lambda: PartsTrainer({"a": late(stage=0)}, a=torch.nn.Linear(1, 1)),
+        "kept: expected other names than those of the parts, got ['a']",
+    ),
     "no parts": (lambda: PartsTrainer({}), "parts: expected a part with stage 0, got the stages {}"),
     "a norm": (lambda: late(max_norm=0), "max_norm: expected a number above 0, got 0"),
     "a stage": (lambda: late(stage=-1), "stage: expected an integer of at least 0, got -1"),

@@ -1,6 +1,5 @@
 """MATD3, MADDPG, HAPPO and COMA against plain computations: what critics see, whose gradients flow, who owes what."""
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -92,29 +91,6 @@ def test_critics_learn_from_what_all_members_would_do(kind, action, rewards, mon
     loss = (batch.weight.numpy() * error**2).mean(2).sum()
     assert update.metrics["loss"].item() == pytest.approx(loss, rel=1e-4)
     np.testing.assert_allclose(update.priority, abs(error).mean((0, 1)), rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("rewards", ["sum", "own"])
-def test_maddpg_resumes_with_the_first_critics_of_pairs(rewards):
-    """MADDPG has one critic for each value; its older checkpoints have pairs, as MATD3's have."""
-    spaces, batch = spaces_of(), batch_of(spaces_of())
-    batch.extras = {"member_rewards": torch.randn(24, COUNT)}
-    pairs, saved = made_trainer(mc.MATD3(**SMALL, rewards=rewards, policy_delay=1), spaces)
-    model, trainer = made_trainer(mc.MADDPG(**SMALL, rewards=rewards), spaces)
-    saved.update(batch)
-    model.load_state_dict(pairs.state_dict())
-    trainer.load_state_dict(saved.state_dict())
-    networks = COUNT if rewards == "own" else 1
-    for one, pair in zip(of_critics(model, trainer), of_critics(pairs, saved), strict=True):
-        assert len(one) == networks == len(pair) / 2 and torch.equal(one, pair[:networks])
-    assert math.isfinite(trainer.update(batch).metrics["loss"])
-
-
-def of_critics(model, trainer):
-    """Returns the parameters and moments of the critics, and the parameters of their targets."""
-    state = trainer.critics_optimizer.state_dict()["state"].values()
-    moments = [part[name] for part in state for name in ("exp_avg", "exp_avg_sq")]
-    return [*model.critics.parameters(), *trainer.target.critics.parameters(), *moments]
 
 
 @pytest.mark.parametrize("rewards", ["sum", "own"])
@@ -252,6 +228,25 @@ def test_critics_learn_the_returns_of_td_lambda():
         later = 0.4 * taken[row + 1] + 0.6 * expected[row + 1] if going else cut[row]
         expected[row] = 0.5 * batch.reward[row] + batch.discount[row] * later
     torch.testing.assert_close(trainer.targets(batch, action), expected[:-1])
+
+
+def test_returns_do_not_depend_on_the_values_of_the_dead():
+    """A member that dies in the middle of an episode learns the team's later rewards all the same."""
+    _, trainer, batch, action = made_coma()
+    for obs in (batch.obs, batch.next_obs):
+        (name,) = (name for name in obs if name.endswith(ALIVE))
+        obs[name][torch.arange(24) % 5 > 2, 1] = 0
+    taken, told = trainer.taken, []
+    for noise in (0.0, 100.0):
+
+        def noisy(critics, obs, action, noise=noise):
+            return taken(critics, obs, action) + noise * (1 - trainer.policy.team.alive(obs))
+
+        trainer.taken = noisy
+        told.append(trainer.targets(batch, action))
+    assert torch.equal(*told)
+    living = trainer.policy.team.alive(batch.obs)
+    assert 0 < living[:, 1].sum() < 24
 
 
 def test_the_dead_do_not_dilute_what_critics_learn():

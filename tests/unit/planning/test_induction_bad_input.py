@@ -113,17 +113,27 @@ def test_a_belief_must_be_possible() -> None:
         check_refused(lambda: plan(graph, goals={0: [bool]}, **believed), ValueError, says)
 
 
+PATH = {0: {(0, 0): [(1.0, 1)]}}
+
+
 def test_other_graphs_and_people_are_refused(graph: Graph) -> None:
     with (
         build_graph(Slippery(), probabilities=False) as bare,
         build_graph(Slippery(horizon=2)) as other,
         backward_induction(graph, {0: [goal], 1: [goal]}) as everybody,
         backward_induction(other, {0: [goal]}) as people,
+        build_graph(Table(2, 2, PATH), workers=1) as small,
+        build_graph(Table(2, 3, PATH), workers=1) as more_actions,
+        build_graph(Table(3, 2, {0: {(0, 0, 0): [(1.0, 1)]}}), workers=1) as more_agents,
+        backward_induction(small, {0: [bool]}) as few,
+        backward_induction(more_agents, {2: [bool]}) as third,
     ):
         for call, says in (
             (lambda: plan(bare), "graph: expected a graph with probabilities"),
             (lambda: robot_induction(graph, everybody, len), "people: expected at least one agent to be a robot"),
-            (lambda: robot_induction(graph, people, len), " states, got another graph's policies"),
+            (lambda: robot_induction(graph, people, len), " states and 3 actions, of agents below 2, got another gra"),
+            (lambda: robot_induction(more_actions, few, len), "policies in 2 states and 3 actions, of agents below 2"),
+            (lambda: robot_induction(small, third, len), "policies in 2 states and 2 actions, of agents below 2"),
         ):
             check_refused(call, ValueError, says)
 

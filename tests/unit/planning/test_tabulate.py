@@ -180,6 +180,25 @@ class Anonymous(At):
     __hash__ = object.__hash__
 
 
+@dataclass(frozen=True)
+class LateGoals(SlowGoals):
+    """The first states offer a goal that equals its copies; later ones offer one that does not, too."""
+
+    def __call__(self, state: Any, agent: int) -> Iterator[tuple[Any, float]]:
+        self.log.enter()
+        yield self.goals[0], 1.0
+        if state[0] > 1:
+            yield self.goals[1], 1.0
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("shared_fork_server")
+def test_goals_that_later_states_offer_stay_the_callers(graph: Graph, tmp_path: Path) -> None:
+    goals = At(0), Anonymous(1)
+    with backward_induction(graph, LateGoals(Log(tmp_path / "log", os.getpid()), goals), [0], workers=3) as found:
+        assert found[0].goals == [*goals]
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("shared_fork_server")
 @pytest.mark.parametrize("kind", [At, pytest.param(Anonymous, marks=pytest.mark.long)])
