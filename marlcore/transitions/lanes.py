@@ -62,8 +62,7 @@ class TransitionLanes(Shared):
         self.durable = None if every_s is None else Durable(every_s)
         self._durability: Durability | None = None
         if self.durable is not None:
-            with ClosedAfterError(segment):
-                self._durability = Durability(self._mapped, self.durable, self._kept())
+            self._durability = Durability(self._mapped, self.durable, self._kept())
         self.recovered: Recovered | None = None if self._durability is None else self._durability.recovered
 
     @classmethod
@@ -99,15 +98,18 @@ class TransitionLanes(Shared):
         description = {"kind": cls.kind, "spec": spec.to_dict(), "lanes": int(lanes), "lane_rows": lane_rows}
         description |= described
         fill = partial(cls._fill, description)
-        created = cls(Segment.create(name, description, cls._body_bytes(description), path, fill, spill=cls._spills))
-        if created._durability is not None:
-            try:
+        nbytes = cls._body_bytes(description)
+        segment = Segment.create(name, description, nbytes, path, fill, spill=cls._spills, keep=False)
+        created = cls(segment)
+        try:
+            if created._durability is not None:
                 created._durability.begin()
-            except BaseException:
-                created.unlink()
-                with suppress(OSError):  # of the disk that has just failed
-                    created.close()
-                raise
+            if path is not None:
+                segment.keep_name()
+        except BaseException:
+            with suppress(OSError):  # of the disk that has just failed
+                created.close()
+            raise
         return created
 
     @classmethod
