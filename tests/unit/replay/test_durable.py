@@ -177,6 +177,8 @@ def test_a_lane_whose_rows_are_all_in_doubt_counts_on(path: Path, reboot: Callab
     reboot()
     with mc.ReplayBuffer.attach(path) as replay:
         assert len(replay) == 0
+        assert replay.recovered is not None
+        assert (replay.recovered.rows, replay.recovered.overwritten) == (0, 37), "with final observations"
         assert Mapped(replay).lanes.inserted() == 30
         add(replay, 3)
         assert len(replay) == 3
