@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from difflib import SequenceMatcher, get_close_matches
 from numbers import Real
 from pathlib import Path
+from reprlib import Repr
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 _LONGEST = 200  # characters of a value in a message
 _ALIKE = 0.7  # of SequenceMatcher.ratio: "gama" is like "gamma", but "nonsense" is not like "nodes" (0.62)
+_REPR = Repr()  # also for values whose own repr raises, such as JAX arrays that were deleted
+_REPR.maxother = 4 * _LONGEST
 _BRACKETS: dict[Any, Any] = {dict.__repr__: "{}", list.__repr__: "[]", tuple.__repr__: "()"}
 
 
@@ -163,4 +166,4 @@ def _pieces(value: Any, depth: int = 20) -> Iterator[str]:
                 yield from _pieces(value[part], depth - 1)
         yield f",{end}" if form is tuple.__repr__ and len(value) == 1 else end
     else:
-        yield "..." if form in _BRACKETS else repr(value)
+        yield "..." if form in _BRACKETS else _REPR.repr_instance(value, 0)

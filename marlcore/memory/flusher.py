@@ -154,5 +154,6 @@ def _flush_until(flushing: Flushing, every_s: float, stopping: threading.Event) 
 
 def _stop(stopping: threading.Event, thread: threading.Thread) -> None:
     stopping.set()
-    if thread is not threading.current_thread():  # which may collect garbage too
+    # The thread may not have started, and it may collect garbage too.
+    if thread.is_alive() and thread is not threading.current_thread():
         thread.join()

@@ -31,7 +31,7 @@ def one_thread(method: F) -> F:
     """
 
     @wraps(method)
-    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def guarded(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         inside, me = self._inside, get_ident()
         if inside:
             let_in(self)

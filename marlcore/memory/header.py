@@ -35,7 +35,8 @@ class Header:
         text = json.dumps(description, sort_keys=True).encode()
         header_bytes = -(-(_HEADER.size + len(text)) // _PAGE) * _PAGE
         segment_bytes = header_bytes + -(-body_bytes // _PAGE) * _PAGE
-        fixed = _HEADER.pack(MAGIC, LAYOUT_VERSION, 0, header_bytes, segment_bytes, nonce, len(text))
+        packed = min(segment_bytes, 2**64 - 1)  # no file system has room for so many, as `open_nameless` will say
+        fixed = _HEADER.pack(MAGIC, LAYOUT_VERSION, 0, header_bytes, packed, nonce, len(text))
         raw = bytearray((fixed + text).ljust(header_bytes, b"\0"))
         struct.pack_into("<I", raw, _CHECKSUM_AT, zlib.crc32(raw))
         return cls(bytes(raw), header_bytes, segment_bytes, nonce, zlib.crc32(text), description)

@@ -96,7 +96,7 @@ def _recover(body: Bytes, geometry: LaneGeometry, marks: Marks, mark: Mark, held
     marks.fail(False)
     held.sync()  # orders these words before the mark by which others enter
     marks.write(replace(now, number=now.number + 1, boot=boot_id()))  # which the flusher syncs before its first
-    held_before, rows = np.minimum(whole, geometry.capacity), whole - np.maximum(0, reserved - geometry.capacity)
+    held_before, rows = np.minimum(whole, geometry.capacity), np.clip(whole + geometry.capacity - promised, 0, whole)
     return Recovered(int(rows.sum()), int((known - whole).sum()), int((held_before - rows).sum()))
 
 

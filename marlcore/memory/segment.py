@@ -74,13 +74,14 @@ class Segment:
         path: str | os.PathLike[str] | None = None,
         fill: Callable[[Put], None] | None = None,
         spill: bool = False,
+        keep: bool = True,
     ) -> "Segment":
         """Makes a zeroed segment of `body_bytes`, in /dev/shm or in an ordinary file at `path`.
 
-        A segment in /dev/shm is removed when its creator closes it; one at `path` stays until `unlink`. `fill` writes
-        the start of the body before any process can find the segment. With `spill`, a segment for which /dev/shm has
-        no room becomes an unlinked file in the temporary directory; processes can attach to it only while its creator
-        lives.
+        A segment in /dev/shm is removed when its creator closes it; one at `path` stays until `unlink`, unless `keep`
+        is False and its creator closes it before `keep_name`. `fill` writes the start of the body before any process
+        can find the segment. With `spill`, a segment for which /dev/shm has no room becomes an unlinked file in the
+        temporary directory; processes can attach to it only while its creator lives.
 
         Raises:
             SharedMemoryFull: the file system, the memory limit or the address space has no room; nothing was created.
@@ -109,8 +110,8 @@ class Segment:
             hold(file, target)
             segment = cls(file, target, header)
             give_name(file, target)
-            if path is not None:
-                file.keep_name()
+            if path is not None and keep:
+                segment.keep_name()
             return segment
 
     @classmethod
@@ -208,6 +209,10 @@ class Segment:
         """Returns whether a living process, this one included, holds a lock of byte `offset`."""
         self.check_open()
         return is_locked(self._file.fd, offset)
+
+    def keep_name(self) -> None:
+        """Makes `close` leave the file of a segment that this process created."""
+        self._file.keep_name()
 
     def close(self) -> None:
         """Releases the segment; the kernel unmaps the memory when its last view is gone."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..checks import brief
-from ..closing import Closing
+from ..closing import ClosedAfterError, Closing
 from ..errors import SegmentCorrupt
 from .segment import Segment, SegmentHandle
 
@@ -48,11 +48,11 @@ class Shared(Closing):
         self._segment = segment
         segment.attaches_anew = self._attaches_anew
         try:
-            if segment.description["kind"] != self.kind:
-                raise KeyError("kind")
-            self._understand(segment)
+            with ClosedAfterError(segment):
+                if segment.description["kind"] != self.kind:
+                    raise KeyError("kind")
+                self._understand(segment)
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-            segment.close()
             raise SegmentCorrupt(f"{segment.path}: expected a {self.kind}, got another kind of segment") from error
 
     def _understand(self, segment: Segment) -> None:

@@ -1,7 +1,7 @@
 """Checks whether an environment keeps the interface that marlcore relies on."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from ..checks import brief
+from ..checks import brief, check_type, check_whole
 from ..envs import adapt, factory, is_vector, vectorize
 from ..envs.agent_view import EXPECTED_MASK, LARGEST_REWARD, AgentView, Result, as_reward, label_of, wrong_values
 from ..envs.copies import EMPTY_EPISODES, masked_agents
@@ -44,11 +44,13 @@ def check_env(env_or_fn: Any, steps: int = 1000, seed: int = 0) -> None:
         EnvironmentFailed: a violation; one line names the agent, the part, the expected value and the actual one.
         ValueError: marlcore does not support a space. TypeError: `env_or_fn` neither is nor makes an environment.
     """
+    check_whole("steps", steps)
     if isinstance(env_or_fn, str):
         env_or_fn = factory(env_or_fn)
     with ExitStack() as made:
         env = env_or_fn
         if not hasattr(env_or_fn, "reset") or isinstance(env_or_fn, type):
+            check_type("env_or_fn", env_or_fn, Callable, expected="an environment, or a function that makes one")
             env = _make(env_or_fn, made)
         player = _player(env)
         first = player.play(steps, seed, most=PATIENCE * steps)

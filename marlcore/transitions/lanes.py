@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..checks import as_path, brief, check_timeout, check_type, check_whole
+from ..checks import as_path, brief, check_timeout, check_type, check_whole, is_whole
 from ..closing import ClosedAfterError, Closing
 from ..errors import LayoutMismatch
 from ..kernels.rows import POLICY_VERSION
@@ -26,8 +26,7 @@ from ..memory import (
     check_keeps,
     claim,
 )
-from ..observations import leaves
-from ..spec import Field, TransitionSpec
+from ..spec import Field, Fields, TransitionSpec
 from .durable import DURABLE, Durability, Durable
 from .layout import LaneView, RecordLayout
 from .raw_rows import RowsGate, RowsReader, RowsWriter
@@ -62,8 +61,7 @@ class TransitionLanes(Shared):
         self.durable = None if every_s is None else Durable(every_s)
         self._durability: Durability | None = None
         if self.durable is not None:
-            with ClosedAfterError(segment):
-                self._durability = Durability(self._mapped, self.durable, self._kept())
+            self._durability = Durability(self._mapped, self.durable, self._kept())
         self.recovered: Recovered | None = None if self._durability is None else self._durability.recovered
 
     @classmethod
@@ -99,15 +97,18 @@ class TransitionLanes(Shared):
         description = {"kind": cls.kind, "spec": spec.to_dict(), "lanes": int(lanes), "lane_rows": lane_rows}
         description |= described
         fill = partial(cls._fill, description)
-        created = cls(Segment.create(name, description, cls._body_bytes(description), path, fill, spill=cls._spills))
-        if created._durability is not None:
-            try:
+        nbytes = cls._body_bytes(description)
+        segment = Segment.create(name, description, nbytes, path, fill, spill=cls._spills, keep=False)
+        created = cls(segment)
+        try:
+            if created._durability is not None:
                 created._durability.begin()
-            except BaseException:
-                created.unlink()
-                with suppress(OSError):  # of the disk that has just failed
-                    created.close()
-                raise
+            if path is not None:
+                segment.keep_name()
+        except BaseException:
+            with suppress(OSError):  # of the disk that has just failed
+                created.close()
+            raise
         return created
 
     @classmethod
@@ -245,13 +246,13 @@ class TransitionLanes(Shared):
 
     def _checked_lanes(self, lanes: Iterable[int]) -> list[int]:
         self._segment.check_open()
-        numbers = list(lanes)
+        numbers = list(lanes) if isinstance(lanes, Iterable) else []
         if not numbers or not all(map(self._has_lane, numbers)) or len(set(numbers)) < len(numbers):
             raise ValueError(f"lanes: expected different numbers from 0 to {self.lanes - 1}, got {brief(lanes)}")
         return [int(lane) for lane in numbers]
 
     def _has_lane(self, lane: object) -> bool:
-        return isinstance(lane, (int, np.integer)) and bool(0 <= lane < self.lanes)
+        return is_whole(lane) and 0 <= lane < self.lanes
 
 
 def spec_difference(has: TransitionSpec, got: TransitionSpec) -> str:
@@ -262,7 +263,14 @@ def spec_difference(has: TransitionSpec, got: TransitionSpec) -> str:
 
 
 def _parts(spec: TransitionSpec) -> Iterator[tuple[str, str]]:
-    for role, form in (("obs", spec.obs), ("action", spec.action), ("extras", spec.extras), ("reward", spec.reward)):
-        for path, field in leaves(form).items():
-            yield (role if isinstance(form, Field) else f"{role}[{path!r}]"), field.describe()
+    for role in ("obs", "action", "extras", "reward"):
+        yield from _labelled(role, getattr(spec, role))
     yield "next_obs", str(spec.next_obs)
+
+
+def _labelled(label: str, form: Fields) -> Iterator[tuple[str, str]]:
+    if isinstance(form, Field):
+        yield label, form.describe()
+        return
+    for name, part in form.items():  # not by `leaves`: a dict "a" of a "b" and a Field "a.b" have one path
+        yield from _labelled(f"{label}[{name!r}]", part)

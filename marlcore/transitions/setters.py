@@ -115,7 +115,7 @@ def _vector_put(label: str, field: Field, view: NDArray[Any]) -> Setter:
     def put(value: Any) -> None:
         try:
             memory[:] = value
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, BufferError):
             view[:] = as_field(label, field, value)
 
     return put

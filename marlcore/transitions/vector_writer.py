@@ -58,6 +58,7 @@ class VectorWriter(WriterBase):
     @one_thread
     def add(
         self,
+        /,
         obs: Any,
         action: ArrayLike,
         reward: ArrayLike,

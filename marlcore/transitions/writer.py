@@ -87,6 +87,7 @@ class Writer(WriterBase):
 
     def add(
         self,
+        /,
         obs: Any,
         action: Any,
         reward: float,
@@ -152,6 +153,7 @@ class Writer(WriterBase):
     @one_thread
     def add_batch(
         self,
+        /,
         obs: Any,
         action: ArrayLike,
         reward: ArrayLike,

@@ -2,11 +2,13 @@
 
 import errno
 from collections.abc import Callable
+from operator import index
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import brief
 from ..closing import Closing
 from ..errors import StaleHandle
 from ..memory import Check, File, Inside, NativeVector, NativeWriter, close_when_alone, error_of
@@ -38,7 +40,10 @@ class WriterBase(Closing):
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
-        self._native.raw.policy_version = version & 0xFFFFFFFF
+        try:
+            self._native.raw.policy_version = index(version) & 0xFFFFFFFF
+        except TypeError:
+            raise TypeError(f"policy_version: expected an integer, got {brief(version)}") from None
 
     def check_open(self) -> None:
         """Raises ClosedError after `close`, StaleHandle in a forked child."""

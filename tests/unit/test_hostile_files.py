@@ -46,6 +46,17 @@ def test_a_short_value_is_quoted_as_it_is() -> None:
         assert brief(value) == repr(value)
 
 
+class Deleted:
+    """Like an array of JAX whose memory is gone."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+def test_a_value_without_a_repr_is_quoted_by_its_class() -> None:
+    assert brief([Deleted()]).startswith("[<Deleted instance at 0x")
+
+
 LOOP: list[Any] = []
 LOOP.append(LOOP)
 

@@ -50,6 +50,17 @@ REAL = """
     assert len(jax.tree.leaves((spec, mc.Field((3,))))) == 0
     grad = jax.grad(lambda w: (w * jnp.asarray(batch.obs["a"]["b"])).sum())(jnp.ones(2))
     assert grad.shape == (2,)
+    with replay.writer() as writer:
+        writer.policy_version = jnp.int32(5)
+        ticket = writer.add({"a": {"b": jnp.array([2, 3], jnp.bfloat16)}}, 8, 0.5, terminated=True)
+        assert replay.read([ticket]).obs["a"]["b"].tolist() == [[2, 3]] and writer.policy_version == 5
+        gone = jnp.ones(2)
+        gone.delete()
+        try:
+            writer.add({"a": {"b": gone}}, 8, 0.5)
+        except ValueError as error:
+            assert str(error).startswith("obs['a']['b']: expected float32 (2,), got <"), error
+        assert replay.inserted == 9
 """
 
 
@@ -66,7 +77,7 @@ def test_classes_are_registered_with_a_jax_imported_before_or_after(when: str) -
 
 @pytest.mark.long
 @pytest.mark.parametrize("when", ["first", "then"])
-def test_jax_maps_and_compiles_over_batches_and_specs(when: str) -> None:
+def test_jax_works_with_batches_specs_and_writers(when: str) -> None:
     run(**{when: "import jax", "act": REAL.strip()})
 
 

@@ -16,7 +16,7 @@ from odd_spaces import VARIANTS, Counting
 from pettingzoo.utils import parallel_to_aec
 from puck import two_player_puck
 from random_play import play
-from refused import check_refused, refusals
+from refused import check_refused, each_bad, refusals
 from rooms import WRONG, Room
 
 from marlcore.envs import NamedEnvironment, ParallelEnvironment, Recall, TreasureHunt, vectorize
@@ -174,6 +174,13 @@ def test_a_space_or_kind_that_is_not_supported_is_refused():
     check_refused(lambda: check_env(room), ValueError, "a: action space: expected a Box, Discrete, MultiBinary")
     says = "env_fn: expected a marlcore, PettingZoo or Gymnasium environment, got 5"
     check_refused(lambda: check_env(lambda: 5), TypeError, says)
+    says = "env_or_fn: expected an environment, or a function that makes one, got 5"
+    check_refused(lambda: check_env(5), TypeError, says)
+
+
+test_what_would_check_nothing_is_refused = refusals(
+    each_bad(partial(check_env, Room), "an integer of at least 1", steps=[0, -5, "a"])
+)
 
 
 class Rooms:

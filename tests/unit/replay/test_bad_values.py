@@ -181,3 +181,14 @@ def test_a_bad_value_is_refused_by_name_and_changes_nothing(door, subtests):
                 assert [mapped.committed(lane) for lane in range(lanes)] == [added] * lanes
                 assert not (batch.terminated | batch.truncated).any()
                 assert (batch.obs["id"] == 1).all() and (batch.action == 1).all()
+
+
+def test_the_version_of_weights_is_any_integer():
+    with ReplayBuffer.create(SPEC, 10) as replay, replay.writer() as writer:
+        for version in (np.int32(-1), np.uint8(3), np.array(4)):
+            writer.policy_version = version
+            assert writer.policy_version == int(version) % 2**32
+        for bad in (1.5, "a", None):
+            with pytest.raises(TypeError, match=f"^policy_version: expected an integer, got {bad!r}$"):
+                writer.policy_version = bad
+        assert writer.policy_version == 4

@@ -7,7 +7,9 @@ import copy
 import errno
 import itertools
 import os
+import resource
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ import pytest
 from mapped import Mapped
 from refused import check_refused, refusals
 from seams import another_boot, patch
-from victims import die, fork, reap
+from victims import at_instruction, die, fork, reap
 
 import marlcore as mc
 from marlcore.errors import SegmentCorrupt
@@ -175,6 +177,8 @@ def test_a_lane_whose_rows_are_all_in_doubt_counts_on(path: Path, reboot: Callab
     reboot()
     with mc.ReplayBuffer.attach(path) as replay:
         assert len(replay) == 0
+        assert replay.recovered is not None
+        assert (replay.recovered.rows, replay.recovered.overwritten) == (0, 37), "with final observations"
         assert Mapped(replay).lanes.inserted() == 30
         add(replay, 3)
         assert len(replay) == 3
@@ -461,6 +465,43 @@ def test_a_replay_that_cannot_be_put_on_disk_is_not_made(path: Path, failing: Ca
     with pytest.raises(OSError, match="Input/output error"):
         create(path)
     assert not path.exists()
+
+
+def test_no_descriptor_or_thread_means_no_replay(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that stayed would refuse the next attempt."""
+    create(path.with_name("loads what a first one loads")).close()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    for more in range(3):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + more, limits[1]))
+        try:
+            with pytest.raises(mc.MarlcoreError, match="expected a free file descriptor, got none"):
+                create(path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert not path.exists()
+
+    def start(thread: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        create(path)
+    assert not path.exists()
+
+
+def test_an_interrupted_create_leaves_no_file(path: Path) -> None:
+    files = "transitions/durable.py", "transitions/lanes.py", "memory/shared_object.py"
+
+    def interrupt(moment: int) -> int:
+        return at_instruction(lambda: create(path), moment, lambda file: file.endswith(files), signals=True)[1]
+
+    moments = interrupt(-1)
+    path.unlink()
+    for moment in range(1, moments, 7):  # the last one is behind the call by which the file stays
+        assert interrupt(moment) == moment
+        assert not path.exists()
 
 
 def test_unlink_removes_the_samplers_files(path: Path) -> None:

@@ -89,6 +89,16 @@ def test_each_batch_has_dicts_of_its_own():
         assert sampler.sample().obs["camera"].keys() == {"left", "right"}
 
 
+def test_an_extra_may_be_called_self():
+    spec = TransitionSpec(Field(), Field(), {"self": Field()})
+    with ReplayBuffer.create(spec, 8, 2) as replay:
+        with replay.writer(0) as writer, replay.vector_writer([1]) as vector:
+            writer.add(0.0, 0.0, 0.0, self=5.0)
+            for add in (writer.add_batch, vector.add):
+                add([0.0], [0.0], [0.0], [True], self=[5.0])
+        assert (replay.sampler(8, min_size=1).sample().extras["self"] == 5).all()
+
+
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("sequence", [None, mc.Sequence(4)])
 def test_each_component_of_a_reward_has_its_return(n_step, sequence):

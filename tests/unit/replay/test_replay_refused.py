@@ -15,6 +15,7 @@ from marlcore.memory import Segment
 SCALAR = mc.TransitionSpec(mc.Field(), mc.Field((), "int64"))
 VECTOR = mc.TransitionSpec(mc.Field((3,)), mc.Field((), "int64"))
 FLOATS = mc.TransitionSpec(mc.Field(), mc.Field())
+NESTED, DOTTED = (mc.TransitionSpec(obs, mc.Field()) for obs in ({"a": {"b": mc.Field()}}, {"a.b": mc.Field()}))
 NEXT_OBS = mc.TransitionSpec(mc.Field(), mc.Field(), next_obs=True)
 STATE = mc.TransitionSpec(mc.Field(), mc.Field((), "int64"), {"h": mc.Field((2,), every=4)})
 GOALS = {name: mc.Field((3,)) for name in ("observation", "achieved_goal", "desired_goal")}
@@ -126,14 +127,16 @@ REPLAY: list[Refused] = [
         "capacity: expected at least 6 for a limiter, 3 rows a lane, got 5"),
     (lambda: on(lambda replay: mc.ReplayBuffer.attach(replay.handle, VECTOR)), mc.LayoutMismatch,
         ": spec obs: expected float32 (), got float32 (3,)"),
+    (lambda: on(lambda replay: mc.ReplayBuffer.attach(replay.handle, DOTTED), spec=NESTED), mc.LayoutMismatch,
+        ": spec obs['a']['b']: expected float32 (), got none"),
     (attach_another_kind, mc.SegmentCorrupt, "expected a replay, got another kind of segment"),
     (lambda: mc.ReplayBuffer(SCALAR, 100), TypeError, "expected ReplayBuffer.create(...) or ReplayBuffer.attach"),  # type: ignore[arg-type]
     (lambda: mc.TrajectoryQueue(SCALAR), TypeError, "expected TrajectoryQueue.create(...)"),  # type: ignore[arg-type]
 ]  # fmt: skip
 WRITERS: list[Refused] = [
-    *each_bad(writer, "0 to 1", lane=[-1, 2, "0", None, 0.0]),
+    *each_bad(writer, "0 to 1", lane=[-1, 2, "0", None, 0.0, True]),
     *each_bad(partial(writer, "vector_writer"), "different numbers from 0 to 1",
-        lanes=[[0, 2], [-1], [1, 1], [], ["a"]]),
+        lanes=[[0, 2], [-1], [1, 1], [], ["a"], [False, True], 1]),
     *(row for name in ("writer", "vector_writer")
       for row in each_bad(partial(writer, name), "seconds of at least 0 or None", timeout=TIMEOUTS)),
     *((partial(add, door, value, **fields), ValueError, says)
