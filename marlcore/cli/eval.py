@@ -1,12 +1,14 @@
 """`marlcore eval`: plays episodes with a run's policies; prints their returns, and films one as GIF or MP4."""
 
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +18,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from ..envs import NamedEnvironment, vectorize
+from ..checks import check_whole
+from ..envs import JointObservations, NamedEnvironment, Teams, vectorize
 from ..evaluation import EvaluatedRun, evaluate
 from ..loops import play
 from ..tables import print_fitted
@@ -67,6 +70,8 @@ def main(arguments: list[str]) -> int:
     run_dir, video = os.path.abspath(options.run_dir), os.path.abspath(options.video)  # an environment may call chdir
     policies = {name: os.path.abspath(it) if os.path.isdir(it) else it for name, it in options.policies.items()}
     if options.video:
+        check_whole("episodes", options.episodes)
+        check_whole("seed", options.seed, 0)
         check_format(options.video)
         run = EvaluatedRun(run_dir, options.which, policies, env_fn, trust=options.trust)
         write_video(video, *film(run, options.seed))
@@ -114,16 +119,18 @@ def film(run: EvaluatedRun, seed: int) -> tuple[list[Frame], float]:
     """Returns a greedy episode's frames, and frames per second. Raises ValueError if the environment cannot render."""
     raw = _rendering(run.env_fn)
     camera = _Camera(raw)
-    with closing(vectorize(lambda: raw, 1)) as env:
+    with closing(vectorize(lambda: _around(raw, run.env_fn), 1)) as env:
         play(env, {agent: run.player(agent, 1, seed) for agent in env.agents}, 1, seed, lambda: not camera.failed)
     if camera.failed is not None:
         raise camera.failed
     metadata = getattr(raw, "metadata", None) or {}
-    return camera.frames, float(metadata.get("render_fps", FRAMES_PER_S))
+    return camera.frames, float(metadata.get("render_fps") or FRAMES_PER_S)
 
 
 def _rendering(env_fn: Callable[..., Any]) -> Any:
     """Makes an environment that renders arrays. Raises ValueError if the environment cannot render."""
+    while isinstance(env_fn, JointObservations | Teams):
+        env_fn = env_fn.env_fn
     if isinstance(env_fn, NamedEnvironment):
         make: Callable[[], Any] = replace(env_fn, options={**env_fn.options, "render_mode": RENDER_MODE})
     elif _takes_render_mode(env_fn):
@@ -137,6 +144,13 @@ def _rendering(env_fn: Callable[..., Any]) -> Any:
     if not hasattr(env, "render"):
         env.close()
         raise ValueError(f"video: expected an environment that renders, got {type(env).__name__}")
+    return env
+
+
+def _around(env: Any, env_fn: Callable[..., Any]) -> Any:
+    """Returns the environment with the teams and joint observations of `env_fn`."""
+    if isinstance(env_fn, JointObservations | Teams):
+        return env_fn.around(_around(env, env_fn.env_fn))
     return env
 
 
@@ -200,6 +214,8 @@ def write_video(path: str, frames: list[Frame], frames_per_s: float) -> None:
         return
     from PIL import Image
 
-    images = [Image.fromarray(frame) for frame in frames]
-    milliseconds = round(1000 / frames_per_s)
-    images[0].save(path, save_all=True, append_images=images[1:], duration=milliseconds, loop=0)
+    every = math.ceil(frames_per_s / 50)  # players show what lasts less than 0.02 s for longer
+    images = [Image.fromarray(frame) for frame in frames[::every]]
+    ends = [round(100 * every * number / frames_per_s) for number in range(len(images) + 1)]  # in 0.01 s, a GIF's unit
+    durations = [10 * (end - begin) for begin, end in pairwise(ends)]
+    images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0)

@@ -13,8 +13,8 @@ from .trust import RECORD, open_run
 def best_run(runs: str | Path | Sequence[str | Path], metric: str = "eval_return", agent: str | None = None) -> Path:
     """Returns the directory of the run in which a metric was highest at the end.
 
-    A run's value is the mean over the last tenth of its steps: first for each agent or policy that reports the metric,
-    then over all of these. Of several equal runs the first is returned; NaN is the lowest value.
+    A run's value is a mean: first, for each agent or policy that reports the metric, over the last tenth of the steps
+    until its last value, then over all of these. Of several equal runs the first is returned; NaN is the lowest value.
 
     Args:
         runs: the directories of runs, or one directory that holds them, as `marlcore train --seeds` leaves it.
@@ -39,10 +39,10 @@ def _late_mean(folder: Path, metric: str, agent: str | None) -> float:
     if not path.exists():
         raise ValueError(f"runs: expected directories of runs, got {str(folder)!r}")
     values: dict[str, list[float]] = defaultdict(list)
-    rows = read_metrics(path)
-    end = max((row.step for row in rows if row.name == metric), default=0)
+    rows = [row for row in read_metrics(path) if row.name == metric and agent in (None, row.agent)]
+    ends = {row.agent: row.step for row in sorted(rows, key=lambda row: row.step)}
     for row in rows:
-        if row.name == metric and agent in (None, row.agent) and 10 * row.step >= 9 * end:
+        if 10 * row.step >= 9 * ends[row.agent]:
             values[row.agent].append(row.value)
     if not values:
         of = "" if agent is None else f" for {agent}"

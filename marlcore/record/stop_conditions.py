@@ -33,7 +33,8 @@ class StopConditions:
         self._episodes = Counter[str]()
         self._windows: dict[str, deque[float]] = {}  # by agent or policy
         self._counts = Counter[str]()  # of the windows' values so far
-        self._best, self._best_step = -math.inf, 0  # the metric's best value (negated with `minimize`) and its step
+        self._best: float | None = None  # the metric's best value (negated with `minimize`)
+        self._best_step = 0
         self._known = dict[str, str]()  # other metrics before the condition's first one: an agent by name
         self._rows = 0
 
@@ -49,7 +50,7 @@ class StopConditions:
         watched = config.watches(metric.agent, metric.name)
         if watched:
             if metric.agent not in self._windows:
-                self._best = -math.inf  # means without this agent or policy are no measure for those with it
+                self._best = None  # means without this agent or policy are no measure for those with it
             self._windows.setdefault(metric.agent, deque(maxlen=config.values)).append(metric.value)
             self._counts[metric.agent] += 1
         elif config.judges and not self._windows and self._rows < ROWS:
@@ -84,7 +85,8 @@ class StopConditions:
         value = sign * sum(sum(window) / len(window) for window in self._windows.values()) / len(self._windows)
         if config.threshold is not None and value >= sign * config.threshold:
             return Stop(f"stop.threshold: {config.metric} is {sign * value:g}")
-        if value > self._best + config.min_delta:
+        value = -math.inf if math.isnan(value) else value
+        if self._best is None or value > self._best + config.min_delta:
             self._best, self._best_step = value, step
         elif config.patience is not None and step - self._best_step >= config.patience:
             best = f"{sign * self._best:g} at step {self._best_step:,}"

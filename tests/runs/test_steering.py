@@ -170,6 +170,8 @@ MET: dict[str, tuple[Callable[[], int | None], int | None]] = {
     "one evaluation": (lambda: met_at(OF_EVALUATIONS, 2, 5, name="eval_return"), 1),
     "whole evaluations": (lambda: met_at(OF_EVALUATIONS, *[("b", 9), ("a", -9), *BOTH], name="eval_return"), 3),
     "NaN": (lambda: met_at(StopConfig(threshold=3, window=1), float("nan"), 3), 1),
+    "NaN first": (lambda: met_at(LATE, *[float("nan")] * 2, 3, 3, 3, name="loss"), 4),
+    "NaN late": (lambda: met_at(LATE, ("b", 9), ("b", 9), float("nan"), 3, 3, 3, name="loss"), 5),
     "no improvement": (lambda: met_at(StopConfig(patience=20, window=1), 1, 2, 2, 1), 3),
     "improvements": (lambda: met_at(StopConfig(patience=20, window=1), 1, 2, 2, 3, 3), None),
     "not before all came": (lambda: of_two(StopConfig(metric="loss", threshold=3), ("a", 9), ("b", -9), ("b", -3)), 2),

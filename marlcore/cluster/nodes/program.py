@@ -21,18 +21,15 @@ class Program(Closing):
     """A child process that supervises workers. When this process dies, the kernel kills the child, then the workers."""
 
     def __init__(self, spec: RunSpec, memory: Memory) -> None:
-        self._result, theirs = os.pipe()
-        os.set_blocking(self._result, False)  # when the program has ended, a worker may still hold the other end
-        command = [sys.executable, "-m", f"{__package__}", str(os.getpid()), str(theirs)]
-        start: Any = partial(subprocess.Popen, command, stdin=subprocess.PIPE, pass_fds=[theirs])
+        self._result = os.memfd_create("failure")  # a pipe has no room for the tracebacks of many attempts
+        command = [sys.executable, "-m", f"{__package__}", str(os.getpid()), str(self._result)]
+        start: Any = partial(subprocess.Popen, command, stdin=subprocess.PIPE, pass_fds=[self._result])
         self._failed: WorkerFailed | None = None
         try:
             process: Any = start_child(start)
         except BaseException:
             os.close(self._result)
             raise
-        finally:
-            os.close(theirs)
         self._process = process
         with suppress_failed_calls(errno.EPIPE), process.stdin as pipe:  # if it has died, `failure` says so
             light = memory.crew.count and spec.acts_compiled  # no worker here needs torch
@@ -42,10 +39,9 @@ class Program(Closing):
     def failure(self) -> WorkerFailed | None:
         """Returns the reason why the program ended, or None while the program runs."""
         if self._failed is None and self._process.poll() is not None:
-            with os.fdopen(os.dup(self._result), "rb") as file:
-                pickled = file.read()
-            died = f"its program ended with exit code {self._process.returncode}"
-            self._failed = pickle.loads(pickled) if pickled else WorkerFailed(SUPERVISOR, "death", died)
+            code, pickled = self._process.returncode, os.pread(self._result, os.fstat(self._result).st_size, 0)
+            died = WorkerFailed(SUPERVISOR, "death", f"its program ended with exit code {code}")
+            self._failed = pickle.loads(pickled) if pickled and code == 0 else died
         return self._failed
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from textwrap import shorten
@@ -250,10 +250,14 @@ class RayCluster(Closing):
         """Asks all agents to end. An agent that does not answer within 15 s is discarded as lost."""
         for agent in self.agents:
             if agent.has_begun:
-                agent.call("end")
+                with suppress(AgentLost):  # it does not answer, either
+                    agent.call("end")
         deadline = time.monotonic() + END_S
         for agent in [*self.agents]:
-            if not agent.has_begun or agent.has_answered(max(0.0, deadline - time.monotonic())):
+            ended = not agent.has_begun
+            with suppress(AgentLost):
+                ended = ended or agent.has_answered(max(0.0, deadline - time.monotonic()))
+            if ended:
                 self.agents.remove(agent)
                 agent.kill()
             else:

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crowd import Corridor
+from crowd import Corridor, Relay
 from PIL import Image
 from refused import Refused, refusals
 
 from marlcore.cli import eval
+from marlcore.envs import JointObservations, Teams
 from marlcore.loops import ScriptedPlayer
 from marlcore.spaces import Spaces
 
@@ -42,6 +43,40 @@ def test_an_episode_is_filmed_from_its_first_to_its_last_picture(tmp_path):
     eval.write_video(str(tmp_path / "a.gif"), frames, 20.0)
     with Image.open(tmp_path / "a.gif") as video:
         assert video.n_frames == 6 and video.size == (7, 5) and video.info["duration"] == 50
+
+
+class FilmedTeam(Relay):
+    """A Parallel environment, whose picture shows the round."""
+
+    def __init__(self, render_mode: str) -> None:
+        self.render_mode = render_mode
+
+    def render(self) -> Any:
+        return np.full((5, 7, 3), self.seen[0], np.uint8)
+
+
+def test_an_episode_of_a_team_with_joint_observations_is_filmed():
+    env_fn = JointObservations(Teams(FilmedTeam, {"team": ("a", "b")}), ("team",))
+    spaces = env_fn.around(Teams(FilmedTeam, {"team": ("a", "b")}).around(FilmedTeam("rgb_array")))
+    of = {agent: Spaces(spaces.observation_space(agent), spaces.action_space(agent)) for agent in ("team", "c")}
+    still = {
+        agent: ScriptedPlayer("still", lambda obs, it=it: it.action.sample() * 0, it, 1) for agent, it in of.items()
+    }
+    run = SimpleNamespace(env_fn=env_fn, player=lambda agent, copies, seed: still[agent])
+    assert [int(frame[0, 0, 0]) for frame in eval.film(run, seed=0)[0]] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("frames_per_s", [30, 67, 125, 500])
+def test_a_gif_lasts_as_long_as_what_it_shows(tmp_path, frames_per_s):
+    """No picture is shorter than players show one."""
+    frames = [np.full((2, 2, 3), number, np.uint8) for number in range(60)]
+    eval.write_video(str(tmp_path / "a.gif"), frames, frames_per_s)
+    with Image.open(tmp_path / "a.gif") as video:
+        shown = []
+        for number in range(video.n_frames):
+            video.seek(number)
+            shown.append(video.info["duration"])
+    assert min(shown) >= 20 and abs(sum(shown) / 1000 - 60 / frames_per_s) < 2 * max(shown) / 1000
 
 
 def raises(at: int) -> Any:

@@ -43,6 +43,11 @@ def test_the_last_tenth_decides(folder: Callable[..., Path]) -> None:
     assert mc.best_run(str(runs), "loss") == runs / "broken"
 
 
+def test_an_agent_that_ended_early_counts_until_its_last_value(folder: Callable[..., Path]) -> None:
+    runs = folder(early=[(850, "a", 100.0), (1000, "b", 1.0)], late=[(990, "a", 2.0), (1000, "b", 1.0)])
+    assert mc.best_run(runs) == mc.best_run(runs, agent="a") == runs / "early"
+
+
 def test_refuses(folder: Callable[..., Path]) -> None:
     runs = folder(one=[(10, "a", 1.0)])
     refused: dict[str, Refused] = {

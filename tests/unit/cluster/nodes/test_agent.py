@@ -201,6 +201,51 @@ def test_a_failing_transition_says_why() -> None:
         _ = replace(policy, algorithm=Failing()).transition
 
 
+class Gone(Idle):
+    """An agent whose machine has just been lost."""
+
+    has_begun = True
+
+    def call(self, method: str, *args: Any) -> None:
+        raise ray_cluster.AgentLost("its raylet is dead")
+
+    def has_answered(self, seconds: float = 0.0) -> bool:
+        raise ray_cluster.AgentLost("its raylet is dead")
+
+
+def test_an_agent_that_is_lost_at_the_end_keeps_no_other_from_ending() -> None:
+    cluster, agents = ray_cluster.RayCluster.__new__(ray_cluster.RayCluster), [Gone(), Idle()]
+    for each in agents:
+        each.machine = SimpleNamespace(host="elsewhere", id="")
+    cluster.agents, cluster._cleanups = [*agents], []
+    cluster.discard = cluster.agents.remove
+    cluster.end_agents()
+    assert agents[1].killed and not cluster.agents
+
+
+FAILS = """
+import os, pickle, sys
+from marlcore.errors import WorkerFailed
+sys.stdin.buffer.read()
+with os.fdopen(int(sys.argv[1]), "wb") as file:
+    pickle.dump(WorkerFailed("actor-0", "environment", 300_000 * "x"), file)
+"""
+
+
+def test_a_failure_of_any_length_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of an actor which was started again has the traceback of each attempt."""
+
+    def start_other(start: Any) -> Any:
+        command, options = start.args[0], start.keywords
+        return start.func([sys.executable, "-c", FAILS, command[-1]], **options)
+
+    monkeypatch.setattr(program, "start_child", start_other)
+    spec, memory = SimpleNamespace(acts_compiled=False), SimpleNamespace(crew=SimpleNamespace(count=0))
+    with program.Program(spec, memory) as started:
+        failed = until(started.failure)
+    assert (failed.worker, failed.reason, len(failed.traceback)) == ("actor-0", "environment", 300_000)
+
+
 def test_an_agent_that_has_not_begun_is_killed_at_once() -> None:
     cluster, idle = ray_cluster.RayCluster.__new__(ray_cluster.RayCluster), Idle()
     cluster.agents, cluster._cleanups = [idle], []
