@@ -188,6 +188,14 @@ def test_a_resumed_run_says_that_its_replays_were_not_saved(tmp_path: Path, capl
     assert "learner.warmup: agent_0 takes 10 of the 20 steps that are left, fewer than the 51 that" in caplog.text
 
 
+def test_a_short_run_with_the_rows_of_an_earlier_part_is_not_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, Corridor, total_steps=300, replay=SAVED)
+    train(tmp_path, Corridor, total_steps=320, resume=True, replay=replace(SAVED, save=False))
+    assert "learner.warmup" not in caplog.text
+
+
 def test_a_configuration_is_read_back_as_it_was(tmp_path: Path) -> None:
     changes = {"total_steps": 100, "supervision": mc.SupervisionConfig(max_restarts=7)}
     train(tmp_path, HUNT, **changes)

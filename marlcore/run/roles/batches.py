@@ -52,7 +52,7 @@ class ReplayBatches:
         if config.replay.mixture:
             self._sampler = _mixture_of(replay, len(policy.agents) * config.lanes, config, options)
         else:
-            if replay.durable:
+            if config.replay.durable:  # recorded data are the user's: no file is written beside them
                 options["name"] = "learner"  # under this name it continues where the last learner ended
             self._sampler = replay.sampler(learner.batch_size, min_size=learner.warmup, **options)
         if "sampler" in state and "name" not in options:  # an empty state, or another run's (init_from), has no sampler
