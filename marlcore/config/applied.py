@@ -60,7 +60,7 @@ def applied_offline(config: Config) -> Config:
     """
     if config.cluster.address is not None:
         raise ValueError(f"cluster.address: expected None, since {RECORDED}, got {brief(config.cluster.address)}")
-    if config.stop.judges and any(part.startswith("episode_") for part in config.stop.metric.split("/")):
+    if config.stop.judges and config.stop.of_episodes:
         raise ValueError(f"stop.metric: expected a metric of a run without actors, got {brief(config.stop.metric)}")
     names = (*OF_RUN, *OF_ACTING, *OF_EXPLORATION)
     labels = {_label(name, policy, config) for by in BY_POLICY for policy in getattr(config, by) for name in names}

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -307,14 +308,19 @@ class StopConfig(Declared):
     @property
     def values(self) -> int:
         """The number of values in the mean: `window`, or the metric's default."""
-        of_episodes = any(part.startswith(("episode_", "info")) for part in self.metric.split("/"))
-        return self.window or (100 if of_episodes else 1)
+        return self.window or (100 if self.of_episodes else 1)
+
+    @property
+    def of_episodes(self) -> bool:
+        """Whether the metric, with or without an agent before it, comes from actors' episodes."""
+        return re.search("(^|/)(episode_[^/]*$|info/)", self.metric) is not None
 
     @property
     def of_evaluation(self) -> bool:
         """Whether the metric comes from evaluations; each evaluation is judged as a whole."""
-        first, *rest = self.metric.split("/")  # an agent, unless it is the metric's own name
-        return first.startswith(EVALUATED) or (first != "info" and "".join(rest[:1]).startswith(EVALUATED))
+        # An agent may be named eval_a; an opponent follows only these two metrics.
+        pattern = f"(?!info/)([^/]*/)?{EVALUATED}([^/]*$|(return|win_rate)/)"
+        return re.match(pattern, self.metric) is not None
 
     @property
     def judges(self) -> bool:

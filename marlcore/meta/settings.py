@@ -67,7 +67,7 @@ def check_names(algorithm: Algorithm, config: Config, population: PopulationConf
     known = {*hints_of(Config), *(f"{ALGORITHM}{name}" for name in hyperparameters)}
     fixed = dict.fromkeys(OWN, "the population sets it, or all members share it")
     if population.method != "random":
-        fixed |= fixed_settings(config.replay.save, config.replay.prioritized)
+        fixed |= fixed_settings(config.replay.save or config.replay.durable, config.replay.prioritized)
     for name in population.settings:
         if name in fixed or name.partition(".")[0] in SHARED:
             why = fixed.get(name, "all members share it")
@@ -115,8 +115,18 @@ def _check_interval(policies: tuple[AssignedPolicy, ...], interval: int) -> None
 
 
 def _fingerprint(policies: tuple[AssignedPolicy, ...], config: Config) -> Any:
-    """Returns the networks' shapes and the saved replays' limiters, which no setting that varies may change."""
+    """Returns the networks' shapes and what kept rows depend on, which no setting that varies may change."""
     models = [build_model(policy, config).whole.state_dict() for policy in policies]
     shapes = [{name: tuple(tensor.shape) for name, tensor in model.items()} for model in models]
-    limiters = [config.limiter(p.name, len(p.agents) * config.lanes) for p in policies] if config.replay.save else []
-    return shapes, limiters
+    return shapes, [_of_rows(policy, config) for policy in policies]
+
+
+def _of_rows(policy: AssignedPolicy, config: Config) -> Any:
+    """Returns what a policy's kept rows, and a durable replay's sampler, depend on; None if no rows are kept."""
+    source, durable = policy.source, config.replay.durable
+    if isinstance(source, QueueSource):
+        return (policy.transition, source.batch_size, source.length) if durable else None
+    if not (durable or config.replay.save):
+        return None
+    limiter = config.limiter(policy.name, len(policy.agents) * config.lanes)
+    return policy.transition, limiter, source.sequence if durable and source.prioritized else None

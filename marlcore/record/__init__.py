@@ -17,6 +17,7 @@ from .curves import canvas, plot_run, plot_runs, say_that_none_ended
 from .descriptions import (
     changed_hyperparameters,
     check_resumed,
+    check_steps_left,
     describe,
     described_policies,
     described_run,
@@ -48,6 +49,7 @@ from .run_directory import (
     read_config,
     read_progress,
     steps_taken,
+    unkept_steps,
 )
 from .sinks import Sink, each_metric, open_sinks, read_metrics
 from .stop_conditions import StopConditions

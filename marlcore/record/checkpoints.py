@@ -129,10 +129,9 @@ def load_checkpoint(
 
 def taken_over(state: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a run's own `state` with the trainer's state from the checkpoint `other`; the caller adds the weights."""
-    merged = NO_COUNTS | {name: value for name, value in state.items() if name != "trainer"}
-    if "trainer" in other:  # state_dicts and evaluations' checkpoints have no trainer
-        merged |= {"trainer": other["trainer"], "torch": state.get("torch", other["torch"])}
-    return merged
+    # State_dicts and evaluations' checkpoints have neither; older snapshots of self-play have no random state.
+    taken = {name: other[name] for name in ("trainer", "torch") if name in other}
+    return NO_COUNTS | taken | {name: value for name, value in state.items() if name != "trainer"}
 
 
 def initial_states(init_from: InitFrom | None, policies: Sequence[str]) -> dict[str, dict[str, Any]]:

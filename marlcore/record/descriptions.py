@@ -27,7 +27,7 @@ from ..references import reference_to
 from ..spaces import Spaces, is_text
 from .files import believed, read_json, write_json
 from .remote import fetch_run, is_address
-from .run_directory import read_config, steps_taken
+from .run_directory import keeps_replays, read_config
 from .trust import IMPORTED, open_run
 
 POLICIES = "checkpoints/policies.json"
@@ -154,7 +154,7 @@ def _value(label: str, value: Any, kind: str = "hyperparameter") -> Any:
 
 
 def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tuple[AssignedPolicy, ...]) -> None:
-    """Raises ValueError if there is no run to resume, a fixed setting was changed, or no steps are left.
+    """Raises ValueError if there is no run to resume, or a fixed setting was changed.
 
     Another environment is accepted if its policies have the same agents and spaces. Changed hyperparameters are checked
     later, when the checkpoints are loaded into the networks.
@@ -163,8 +163,7 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
     # The runs of older versions lack newer settings; the defaults of these are the older behaviour.
     before = dict(flattened(_as_json(Config().to_dict()), Config)) | dict(flattened(read_config(run_dir), Config))
     prioritized = any(chosen for *_, chosen in _each("replay.prioritized", before, now))
-    checkpoints = Path(run_dir) / "checkpoints"
-    fixed = fixed_settings(any((*checkpoints.glob("*.replay"), *checkpoints.glob("*.durable"))), prioritized)
+    fixed = fixed_settings(keeps_replays(run_dir), prioritized)
     if not all(settings.get("actor.processes") or settings.get("cluster.address") for settings in (before, now)):
         fixed["actor.processes"] = "a run on recorded data has no actors, and its steps are updates"
     for label, reason in fixed.items():
@@ -174,13 +173,14 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
                 told = f"expected {name} {old!r}, as in the run so far, got {brief(new)}: {reason}{remedy}"
                 raise ValueError(f"resume: {told}")
     _check_same_spaces(Path(run_dir) / POLICIES, policies)
-    steps = steps_taken(run_dir)
-    if now["total_steps"] <= steps:
-        complete = "the run is complete; to continue it, " if steps >= before["total_steps"] else ""
-        raise ValueError(
-            f"total_steps: {complete}expected more than the {steps:,} steps that the run has taken, "
-            f"got {now['total_steps']}"
-        )
+
+
+def check_steps_left(run_dir: Path, total_steps: int, steps: int) -> None:
+    """Raises ValueError if a resumed run, which has taken so many steps, has none left."""
+    if total_steps <= steps:
+        complete = "the run is complete; to continue it, " if steps >= read_config(run_dir)["total_steps"] else ""
+        expected = f"{complete}expected more than the {steps:,} steps that the run has taken"
+        raise ValueError(f"total_steps: {expected}, got {total_steps}")
 
 
 def fixed_settings(replays: bool, prioritized: bool) -> dict[str, str]:

@@ -102,6 +102,15 @@ class RunDirectory:
         """Saves the progress for `read_progress`, with a checksum of metrics.csv so far, which its readers verify."""
         write_json(self.path / PROGRESS, {**progress, "metrics": self.csv.sync()})
 
+    def resume_at(self, size: int, progress: Mapping[str, Any]) -> None:
+        """Saves the progress of a resumed run, and cuts off metrics.csv at `size` bytes.
+
+        The progress comes first: it holds the checksum of the bytes that stay, which readers verify.
+        """
+        self.csv.resume_at(size)
+        self.save_progress(progress)
+        self.csv.cut()
+
     def close(self) -> None:
         """Flushes and closes metrics.csv; closing twice is fine. After closing, raises OSError if a write failed."""
         with self._lock:
@@ -164,6 +173,12 @@ def durable_note(saved: Path) -> Path:
     return saved.with_suffix(".durable")
 
 
+def keeps_replays(run_dir: str | Path) -> bool:
+    """Whether a run's replays or queues were kept (`replay.save`, `replay.durable`)."""
+    checkpoints = Path(run_dir) / "checkpoints"
+    return any((*checkpoints.glob("*.replay"), *checkpoints.glob("*.durable")))
+
+
 def located(config: Config, resume: str | Path | None) -> tuple[Config, Path | None, str | None]:
     """Returns the settings with absolute paths, the local directory to resume (or None) and the address (or None)."""
     if resume is not None:
@@ -220,6 +235,11 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
 def steps_taken(run_dir: str | Path) -> int:
     """Returns a run's steps when its progress was last saved. Raises ValueError if the file is damaged."""
     return sum(read_progress(run_dir).get("steps", {}).values())
+
+
+def unkept_steps(run_dir: str | Path) -> int:
+    """Returns the steps that a run has taken if it kept no rows of them, otherwise 0."""
+    return 0 if keeps_replays(run_dir) else steps_taken(run_dir)
 
 
 def has_all_steps(run_dir: str | Path) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from ..checks import absolute, check_type
 from ..config import Config
 from ..notices import shown_with
-from ..record import RUNS, Callback, InitFrom, check_callback, fetch_run, initial_states, located, steps_taken
+from ..record import RUNS, Callback, InitFrom, check_callback, fetch_run, initial_states, located, unkept_steps
 from ..replay import ReplayBuffer
 from .spec import OFFLINE, Algorithms, RunSpec, acting_spec, recorded_spec, warn_of_short_run
 from .warmup import compile_before_a_run
@@ -52,7 +52,7 @@ class Launch:
             else:
                 spec = acting_spec(env_fn, algorithm, config)
             initial = initial_states(init_from, spec.names)
-            warn_of_short_run(spec, 0 if here is None or spec.config.replay.save else steps_taken(here))
+            warn_of_short_run(spec, 0 if here is None else unkept_steps(here))
             compile_before_a_run(*(policy.source for policy in spec.policies))
         if remote and resume is not None:  # last, since it may take long
             here = fetch_run(remote, absolute(RUNS))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..checks import printable
 from ..closing import ClosedAfterError
 from ..config import AssignedPolicy, Config, Crew, actor_names, node_names, numbers_at, schedules_of
+from ..errors import LayoutMismatch
 from ..interfaces import RETURN, QueueSource
 from ..memory import PREFIX, Segment, SegmentHandle, survey_segments, sync_directory
 from ..processes import SHARE, STEPS, Control
@@ -99,16 +100,19 @@ def create_transitions(
     Raises ValueError if a saved replay does not match the settings, SharedMemoryFull without room.
     """
     source, durable = policy.source, config.replay.durable
-    other_kind = saved if durable else durable_note(saved)
-    if os.path.lexists(other_kind):
+    if os.path.lexists(saved if durable else durable_note(saved)):
         expected = f"resume: expected replay.durable {not durable}, as in the run so far, got {durable}"
-        raise ValueError(f"{expected}; to begin with an empty replay, remove {str(other_kind)!r}")
-    if not isinstance(source, QueueSource):
+        raise ValueError(f"{expected}; {_begin_empty(saved, not durable)}")
+    try:
+        if isinstance(source, QueueSource):
+            queue = _create_queue(stack, policy, source, config, saved)
+            return queue.handle, queue.newest_version() if queue.durable else 0
         replay = _create_replay(stack, policy, config, saved)
-        (version,) = (replay.sampler_state or {}).get("version", [0])
-        return replay.handle, max(int(version), replay.newest_version() if replay.durable else 0)
-    queue = _create_queue(stack, policy, source, config, saved)
-    return queue.handle, queue.newest_version() if queue.durable else 0
+    except LayoutMismatch as error:
+        expected = f"resume: expected an algorithm whose transitions fit the kept rows of {printable(policy.name)}"
+        raise LayoutMismatch(f"{expected}, got another ({error}); {_begin_empty(saved, durable)}") from None
+    (version,) = (replay.sampler_state or {}).get("version", [0])
+    return replay.handle, max(int(version), replay.newest_version() if replay.durable else 0)
 
 
 def _create_queue(
@@ -158,8 +162,8 @@ def _agree(queue: TrajectoryQueue, source: QueueSource, config: Config, saved: P
         sync_directory(checkpoint.parent)  # before actors use the numbers of the lost rows again
 
 
-def _begin_empty(saved: Path) -> str:
-    return f"to begin with an empty queue, remove {str(durable_note(saved))!r}"
+def _begin_empty(saved: Path, durable: bool = True) -> str:
+    return f"to begin without these rows, remove {str(durable_note(saved) if durable else saved)!r}"
 
 
 def _knows(state: Mapping[str, Any], queue: TrajectoryQueue) -> bool:
@@ -181,10 +185,10 @@ def reader_of(
 
 def _create_replay(stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path) -> ReplayBuffer:
     lanes, config = len(policy.agents) * config.lanes, config.of(policy.name)
-    limiter, settings = config.limiter(policy.name, lanes), config.replay
+    limiter, settings, durable = config.limiter(policy.name, lanes), config.replay, config.replay.durable
     lanes *= settings.parts
     options: dict[str, Any] = {"lanes": lanes, "limiter": limiter}
-    if settings.durable:
+    if durable:
         create = partial(ReplayBuffer.create, transition_spec(policy, config), settings.capacity, **options)
         replay = _durable_lanes(stack, policy, config, saved, ReplayBuffer, create)
     else:
@@ -193,7 +197,9 @@ def _create_replay(stack: ExitStack, policy: AssignedPolicy, config: Config, sav
     if replay.lanes != lanes:
         raise ValueError(f"{expected} {replay.lanes} lanes of its saved replay, got {lanes} (cluster.address)")
     if replay.limiter != limiter:
-        raise ValueError(f"{expected} limiter of its saved replay, {replay.limiter}, got {limiter}")
+        names = "learner.batch_size, learner.warmup, updates_per_step and updates_tolerance as before"
+        got = f"{limiter} instead of {replay.limiter}"
+        raise ValueError(f"{expected} limiter of its saved replay ({names}), got {got}; {_begin_empty(saved, durable)}")
     return replay
 
 

@@ -23,6 +23,7 @@ from ..record import (
     StopConditions,
     changed_hyperparameters,
     check_resumed,
+    check_steps_left,
     describe,
     durable_note,
     each_metric,
@@ -31,6 +32,7 @@ from ..record import (
     read_config,
     read_progress,
     save_checkpoint,
+    steps_taken,
     taken_over,
 )
 from .launch import Launch
@@ -49,7 +51,7 @@ class NewRun:
         self._launch, self._spec, self._config = launch, launch.spec, launch.spec.config
         self._sources = {policy: state["from"] for policy, state in launch.initial.items()}
         self._first: dict[Path, dict[str, Any]] = {}  # checkpoints of policies that start with another run's weights
-        self._reached = 0  # the most steps in any policy's checkpoint
+        self._states: dict[str, dict[str, Any]] = {}  # by policy, its checkpoint; empty in a new run
         described = describe(self._spec.env_fn, self._spec.policies, self._config)
         self.described = described | {"init_from": self._sources}
         self._begins_untrained = self._spec.begins_untrained
@@ -57,7 +59,8 @@ class NewRun:
     def open(self, stack: ExitStack, conditions: StopConditions) -> RunDirectory:
         """Opens the run's directory until the stack closes.
 
-        Raises ValueError if the directory cannot be used or, for a resumed run, a stop condition is met already.
+        Raises ValueError if the directory cannot be used or, for a resumed run, if a checkpoint is damaged, no step is
+        left, or a stop condition is met already.
         """
         directory = RunDirectory.create(self._config.run_dir, self.described, self._launch.runs)
         self.directory = stack.enter_context(directory)
@@ -69,11 +72,10 @@ class NewRun:
         They are published if actors begin before learners and all weights are finite. (Otherwise the learner reports
         that weights are infinite or NaN.)
 
-        Raises ValueError if the checkpoint is damaged, or belongs to another network.
+        Raises ValueError if the checkpoint belongs to another network.
         """
         model, checkpoint = build_model(policy, self._config), self.directory.checkpoint_path(policy.name)
-        state, publishes = load_checkpoint(checkpoint), False
-        self._reached = max(self._reached, int(state.get("step", 0)))
+        state, publishes = self._states.pop(policy.name, {}), False
         if (initial := self._launch.initial.get(policy.name)) is not None:
             left_out = model.initialise(initial, self._launch.init_strict, policy.name)
             if left_out:
@@ -124,9 +126,33 @@ class ResumedRun(NewRun):
         if empty := [name for name in replays if name not in saved]:
             why = "before the run ended" if self._config.replay.save else "(replay.save)"
             log.warning("resume: %s: the replay begins empty, as it was not saved %s", printable(", ".join(empty)), why)
+        self._states = {name: load_checkpoint(directory.checkpoint_path(name)) for name in self._spec.names}
+        self._progress = read_progress(directory.path)
+        self._steps = self._steps_by_worker()
+        steps, offline = sum(self._steps.values()), self._config.offline
+        check_steps_left(directory.path, self._config.total_steps, steps if offline else steps_taken(directory.path))
+        self._size = directory.csv.size_at(steps, keep_saved=not offline)
         if self._config.stop != StopConfig():
-            conditions.check_unmet(each_metric(directory.path / "metrics.csv"))
+            conditions.check_unmet(each_metric(directory.path / "metrics.csv", self._size))
         return directory
+
+    def _steps_by_worker(self) -> dict[str, int]:
+        """Returns the steps so far of each worker that counts steps.
+
+        The actors count them in the saved progress. If the set of actors has changed, they share the steps equally. A
+        learner's checkpoint may be newer than the progress that a killed parent saved: the larger step count is used.
+        Without actors, a step is an update, and updates after a checkpoint are lost.
+        """
+        config, states = self._config, self._states
+        if config.offline:
+            updates = {name: int(state.get("updates", 0)) for name, state in states.items()}
+            return {worker: sum(updates[name] for name in names) for worker, names in self._spec.learners.items()}
+        names, saved = [*actor_names(config), *node_names(config)], self._progress.get("steps", {})
+        counts = {name: int(count) for name, count in saved.items() if name.startswith(("actor-", "node-"))}
+        steps = {name: counts[name] if counts.keys() == {*names} else 0 for name in names}
+        reached = max(int(state.get("step", 0)) for state in states.values())
+        missing = max(reached, sum(counts.values())) - sum(steps.values())
+        return {name: steps[name] + missing // len(names) + (i < missing % len(names)) for i, name in enumerate(names)}
 
     def _counts(self, state: Mapping[str, Any], initial: Mapping[str, Any]) -> dict[str, Any]:
         return taken_over(state, initial)
@@ -139,28 +165,13 @@ class ResumedRun(NewRun):
         if not self._config.replay.save:  # saved replays would be older than the next checkpoints
             for name in self._spec.names:
                 self.directory.replay_path(name).unlink(missing_ok=True)
-        return self._restore_progress(control)
-
-    def _restore_progress(self, control: Control) -> float:
-        """Sets the workers' counters to the run's saved progress; returns the seconds that its earlier parts took.
-
-        The actors count steps; without actors, the learners do. If the set of workers has changed, they share the steps
-        equally. A learner's checkpoint may be newer than the progress that a killed parent saved: the larger step count
-        is used.
-        """
-        directory, config = self.directory, self._config
-        names = [*self._spec.learners] if config.offline else [*actor_names(config), *node_names(config)]
-        saved, kind = read_progress(directory.path), ("learner-",) if config.offline else ("actor-", "node-")
-        counts = {name: int(count) for name, count in saved.get("steps", {}).items() if name.startswith(kind)}
-        steps = {name: counts[name] if counts.keys() == {*names} else 0 for name in names}
-        missing = max(self._reached, sum(counts.values())) - sum(steps.values())
-        for i, name in enumerate(names):
-            control.workers[name].store(STEPS, steps[name] + missing // len(steps) + (i < missing % len(steps)))
-        directory.csv.resume_at(control.steps)
+        for name, steps in self._steps.items():
+            control.workers[name].store(STEPS, steps)
+        self.directory.resume_at(self._size, self._progress | {"steps": self._steps})
         if EVALUATOR in control.workers:
-            control.workers[EVALUATOR].store(SKIPS, saved.get("skips", 0))
-            control.workers[EVALUATOR].store(UPDATES, saved.get("evaluated", 0))
-        return float(saved.get("time_s", 0.0))
+            control.workers[EVALUATOR].store(SKIPS, self._progress.get("skips", 0))
+            control.workers[EVALUATOR].store(UPDATES, self._progress.get("evaluated", 0))
+        return float(self._progress.get("time_s", 0.0))
 
 
 def _restore(

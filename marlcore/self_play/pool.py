@@ -70,7 +70,10 @@ class Snapshot:
     trainer: Trainer
 
     def keep(self) -> None:
-        save_checkpoint(self.path, {**self.model.saved(), "trainer": self.trainer.state_dict()})
+        import torch  # here, since actors without torch import this file
+
+        state = {**self.model.saved(), "trainer": self.trainer.state_dict(), "torch": torch.get_rng_state()}
+        save_checkpoint(self.path, state)
 
     def restore(self) -> None:
         """Restores the kept weights and optimizer in place. Raises ValueError if the file is missing or damaged."""

@@ -110,6 +110,42 @@ def test_a_resumed_run_makes_the_updates_of_a_whole_one(tmp_path):
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+@pytest.mark.parametrize("at", [12, 0])
+def test_a_killed_run_makes_the_updates_after_its_checkpoint_again(tmp_path, at):
+    """Its saved progress was newer; with no checkpoint at all, the run begins anew."""
+    path, changes = tmp_path / "run" / "checkpoints" / "agent_0.pt", {"evaluation": {"interval": 5, "episodes": 1}}
+    with filled(CARTPOLE) as replay:
+        train(tmp_path, replay, "dqn", 12, **changes)
+        saved = path.read_bytes()
+        train(tmp_path, replay, "dqn", 40, resume=True, **changes)
+        path.write_bytes(saved) if at else path.unlink()
+        result = train(tmp_path, replay, "dqn", 40, resume=True, **changes)
+    assert result.steps == result.updates["agent_0"] == checkpoint(result.run_dir)["updates"] == 40
+    metrics = metrics_of(result.run_dir)
+    assert [metric.step for metric in metrics if metric.name == "loss"] == [0, 9, 19, 29, 39]
+    evaluated = [metric.step for metric in metrics if metric.name == "eval_return"]
+    assert evaluated == sorted(evaluated) and min(step for step in evaluated if step > at) < at + 12
+    assert min(metric.value for metric in metrics if metric.name == "env_steps_per_s") > 0
+
+
+def test_a_durable_replay_is_read_by_each_new_run_alike(tmp_path):
+    """A run leaves no state of its sampler beside the data."""
+    path, spaces = tmp_path / "data" / "data.marlcore", spaces_of(CARTPOLE)
+    path.parent.mkdir()
+    networks = []
+    with mc.ReplayBuffer.create(mc.DQN().transition(spaces), 400, path=path, durable=mc.Durable()) as data:
+        with data.writer() as writer:
+            for episode in random_episodes(spaces):
+                last, episode["obs"] = episode["obs"][-1:], episode["obs"][:-1]
+                writer.add_batch(**episode, truncated=np.arange(30) == 29, final_obs=last)
+        for name in ("a", "b"):
+            run = train(tmp_path / name, data, "dqn", replay={"prioritized": True}).run_dir
+            networks.append(checkpoint(run)["network"])
+        train(tmp_path / "b", data, "dqn", 60, resume=True, replay={"prioritized": True, "alpha": 0.7})
+    assert all(torch.equal(networks[0][name], networks[1][name]) for name in networks[0])
+    assert [file.name for file in path.parent.iterdir()] == ["data.marlcore"]
+
+
 @MODES
 def test_a_callback_or_a_condition_ends_a_run(tmp_path, mode):
     """A last evaluation follows, and the run can be resumed."""

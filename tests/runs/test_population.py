@@ -33,6 +33,9 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 DQN = mc.DQN(hidden=(8,))
 RATE = {"algorithm.learning_rate": mc.LogUniform(1e-5, 1e-2)}
+DURABLE = {"durable": True, "path": "."}
+PPO = mc.PPO(hidden=(8,), batch_size=8, minibatch_size=8)
+WINDOWS = mc.R2D2(hidden=(8,), length=8, burn_in=4, period=4)
 STILL = {"warmup": 9_000}  # too short for any update: weights stay as they were
 runs = Runs(total_steps=60, actor={"envs": 1})
 
@@ -208,6 +211,26 @@ test_what_no_population_can_do_is_refused = refusals({
     "another limiter of a saved replay": (
         asking({"learner.batch_size": mc.Choice(16, 32)}, replay={"save": True}),
         "got 'learner.batch_size', whose value 32 changes the run's network or saved replays",
+    ),
+    "another limiter of a durable one": (
+        asking({"learner.batch_size": mc.Choice(16, 32)}, replay=DURABLE),
+        "got 'learner.batch_size', whose value 32 changes the run's network or saved replays",
+    ),
+    "other transitions": (
+        asking({"algorithm.period": mc.Choice(4, 8)}, replay={"save": True}, algorithm=WINDOWS),
+        "got 'algorithm.period', whose value 8 changes the run's network or saved replays",
+    ),
+    "other windows": (
+        asking({"algorithm.burn_in": mc.Choice(4, 2)}, replay=DURABLE | {"prioritized": True}, algorithm=WINDOWS),
+        "got 'algorithm.burn_in', whose value 2 changes the run's network or saved replays",
+    ),
+    "a larger queue": (
+        asking({"algorithm.batch_size": mc.Choice(8, 16)}, replay=DURABLE, algorithm=PPO),
+        "got 'algorithm.batch_size', whose value 16 changes the run's network or saved replays",
+    ),
+    "the capacity of a durable replay": (
+        asking({"replay.capacity": mc.Choice(900, 1000)}, replay=DURABLE),
+        "may vary, got 'replay.capacity': the run's saved replays depend on it",
     ),
     "what a resumed run keeps": (
         asking({"replay.stack": mc.Choice(1, 2)}), "may vary, got 'replay.stack': the run's networks depend on it",

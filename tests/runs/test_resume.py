@@ -160,6 +160,17 @@ def test_a_resumed_run_takes_other_settings(tmp_path: Path) -> None:
     assert 1000 <= fewer.steps < 1004
 
 
+def test_changed_windows_draw_the_rows_of_a_saved_replay(tmp_path: Path) -> None:
+    """Their priorities begin anew; where recurrent states are stored cannot change."""
+    windows, kept = mc.R2D2(hidden=(8,), units=4, length=8, burn_in=4, period=4), replace(SAVED, prioritized=True)
+    again = partial(train, tmp_path, Corridor, resume=True, learner={"batch_size": 4}, replay=kept)
+    first = again(windows, resume=False, total_steps=100)
+    more = again(replace(windows, burn_in=2), total_steps=150)
+    assert more.updates["agent_0"] > first.updates["agent_0"]
+    says = "; to begin without these rows, remove '"
+    check_refused(lambda: again(replace(windows, burn_in=2, period=2), total_steps=200), ValueError, says)
+
+
 def test_an_environment_with_the_same_spaces_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A curriculum is resumed in its next environment, and the log says so."""
     train(tmp_path, "treasure_hunt", total_steps=100)
@@ -175,6 +186,14 @@ def test_a_resumed_run_says_that_its_replays_were_not_saved(tmp_path: Path, capl
     assert caplog.messages == ["resume: agent_0, agent_1: the replay begins empty, as it was not saved (replay.save)"]
     train(tmp_path, HUNT, total_steps=440, resume=True)
     assert "learner.warmup: agent_0 takes 10 of the 20 steps that are left, fewer than the 51 that" in caplog.text
+
+
+def test_a_short_run_with_the_rows_of_an_earlier_part_is_not_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, Corridor, total_steps=300, replay=SAVED)
+    train(tmp_path, Corridor, total_steps=320, resume=True, replay=replace(SAVED, save=False))
+    assert "learner.warmup" not in caplog.text
 
 
 def test_a_configuration_is_read_back_as_it_was(tmp_path: Path) -> None:
@@ -343,8 +362,11 @@ RESUMED: dict[str, tuple[dict[str, Any], str]] = {
     "a checkpoint of another model": ({}, "resume: expected a checkpoint of agent_1's DQN, got "),
     "a replay of another policy": ({}, "resume: expected a replay of agent_0, got "),
     "another limiter": (
-        {"updates_per_step": 0.5}, "resume: expected a configuration that gives agent_0 the limiter of its ",
+        {"updates_per_step": 0.5},
+        "resume: expected a configuration that gives agent_0 the limiter of its saved replay (learner.batch_size, "
+        "learner.warmup, updates_per_step and updates_tolerance as before), got RateLimiter(",
     ),
+    "what begins without the old limiter": ({"learner": {"batch_size": 8}}, "to begin without these rows, remove '/"),
     "half a checkpoint": ({}, "resume: expected a checkpoint, got "),
     "a dangling link": ({}, "agent_0.pt' ([Errno 2] No such file or directory"),
 }  # fmt: skip

@@ -238,6 +238,17 @@ def test_a_resumed_run_must_not_have_met_its_conditions(tmp_path: Path) -> None:
     assert more.steps > first.steps and more.stopped == "stop.episodes: 9 episodes have ended"
 
 
+def test_rows_that_a_resumed_run_cuts_off_meet_no_condition(tmp_path: Path) -> None:
+    """A killed run's metrics may be newer than its progress."""
+    first = train(tmp_path, stop={"episodes": 3})
+    with open(first.run_dir / "metrics.csv", "a") as file:
+        file.writelines(f"{time_s}.0,{10**6},agent_0,episode_return,1.0\n" for time_s in range(9))
+    more = runs.train(tmp_path, HUNT, resume=True, stop={"episodes": 9})
+    assert more.stopped == "stop.episodes: 9 episodes have ended"
+    ended = [metric.agent for metric in metrics_of(more.run_dir) if metric.name == "episode_return"]
+    assert max(map(ended.count, ended)) >= 9
+
+
 def test_a_condition_of_evaluations_needs_some() -> None:
     stop = mc.StopConfig(metric="agent_0/eval_return", threshold=3.0)
     without = "a run without evaluations (evaluation.interval and seconds are 0)"

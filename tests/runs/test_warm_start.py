@@ -13,6 +13,7 @@ from seams import undrawn
 from whole_runs import MODES, Runs, checkpoint, config_of
 
 import marlcore as mc
+from marlcore.record import taken_over
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -127,6 +128,13 @@ def test_weights_that_cannot_be_taken_are_refused(tmp_path: Path, case: str) -> 
     asked, says = REFUSED[case]
     check_refused(lambda: train(tmp_path, **asked), (ValueError, TypeError), says)  # type: ignore[arg-type]
     assert not any(tmp_path.iterdir())
+
+
+def test_a_resumed_run_takes_a_snapshot_without_a_random_state() -> None:
+    own, snapshot = {"torch": "own", "trainer": "own", "step": 5}, {"trainer": "kept", "network": {}}
+    merged = taken_over(own, snapshot)
+    assert merged.items() >= {"torch": "own", "trainer": "kept", "step": 5, "updates": 0}.items()
+    assert taken_over({}, snapshot | {"torch": "kept"})["torch"] == "kept"
 
 
 def test_a_resumed_run_takes_anothers_weights_and_optimizer(tmp_path: Path, source: Path) -> None:

@@ -51,19 +51,27 @@ class CsvSink:
                 os.truncate(path, len(whole) + len(newline))
                 self._raw.take(whole + newline)
 
-    def resume_at(self, step: int) -> None:
-        """Cuts off rows after `step`, which the resumed run repeats; keeps all rows up to the last saved progress."""
+    def size_at(self, step: int, keep_saved: bool = True) -> int:
+        """Returns the file's size without the rows after `step`, which the resumed run repeats.
+
+        With `keep_saved`, counts all rows up to the last saved progress.
+        """
         data = self._path.read_bytes()
-        size = max(_saved(self._path)[0], data.index(b"\n") + 1)
+        size = max(_saved(self._path)[0] if keep_saved else 0, data.index(b"\n") + 1)
         lines = io.StringIO(data[size:].decode(errors="surrogateescape"), newline="").readlines()
         rows, whole = csv.reader(lines), 0
         for row in rows:
             if step == 0 or int(row[1]) > step:
                 break
             whole = rows.line_num
-        size += len("".join(lines[:whole]).encode(errors="surrogateescape"))
-        self._raw.truncate(size)
-        self._raw.take(data[:size])
+        return size + len("".join(lines[:whole]).encode(errors="surrogateescape"))
+
+    def resume_at(self, size: int) -> None:
+        """Continues the file after its first `size` bytes; the others stay until `cut`."""
+        self._raw.take(self._path.read_bytes()[:size])
+
+    def cut(self) -> None:
+        self._raw.truncate(self._raw.size)
 
     def record(self, metric: Metric) -> None:
         """Appends a metric, buffered until `flush`. Raises ClosedError, or OSError if a write failed."""
@@ -119,8 +127,8 @@ def read_metrics(path: str | Path) -> list[Metric]:
     return list(each_metric(path))
 
 
-def each_metric(path: str | Path) -> Iterator[Metric]:
-    """Does `read_metrics`, but yields one metric at a time, which saves memory with long runs."""
+def each_metric(path: str | Path, end: int | None = None) -> Iterator[Metric]:
+    """Does `read_metrics` up to byte `end`, but yields one metric at a time, which saves memory with long runs."""
     expected = ",".join(_HEADER)
     with open_regular(as_path("path", path)) as file:  # reads the header first, since the file may be huge
         header = file.readline(2 * len(expected)).decode(errors="replace").rstrip("\r\n")
@@ -128,7 +136,7 @@ def each_metric(path: str | Path) -> Iterator[Metric]:
     data = read_regular(path)  # read after the saved progress, since a live run appends
     if len(data) < size or zlib.crc32(memoryview(data)[:size]) != crc:
         raise ValueError(f"{str(path)!r}: expected its first {size:,} bytes as the run wrote them, got changed bytes")
-    data = data[: data.rfind(b"\n") + 1]
+    data = data[: data.rfind(b"\n", 0, end) + 1]
     lines = _lines(data)
     if header != expected or not next(lines, ""):
         raise ValueError(f"{str(path)!r}: expected the header {expected}, got {brief(header)}")

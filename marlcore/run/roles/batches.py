@@ -52,7 +52,7 @@ class ReplayBatches:
         if config.replay.mixture:
             self._sampler = _mixture_of(replay, len(policy.agents) * config.lanes, config, options)
         else:
-            if replay.durable:
+            if config.replay.durable:  # recorded data are the user's: no file is written beside them
                 options["name"] = "learner"  # under this name it continues where the last learner ended
             self._sampler = replay.sampler(learner.batch_size, min_size=learner.warmup, **options)
         if "sampler" in state and "name" not in options:  # an empty state, or another run's (init_from), has no sampler
@@ -93,13 +93,15 @@ class ReplayBatches:
         """Does nothing: a replay's rows may be drawn again."""
 
     def _restore(self, state: Mapping[str, Any], other_draws: bool) -> None:
-        """Restores the sampler from a checkpoint, with its priorities if the replay still holds their rows.
+        """Restores the sampler from a checkpoint, with its priorities if they still fit: their rows and its options.
 
         `other_draws`: draw with other random numbers, since updates were made after the checkpoint.
         """
         fresh = self._sampler.state_dict()
         saved = {name: tensor.numpy() for name, tensor in state["sampler"].items()}
-        if self._name not in self._memory.reloaded and state.get("replay") != self._handle.nonce:
+        lost = self._name not in self._memory.reloaded and state.get("replay") != self._handle.nonce
+        kind = _entries(fresh, "exponents", "window")  # a resumed run may have others
+        if lost or not all(np.array_equal(saved.get(name, value), value) for name, value in kind.items()):
             independent_of_rows = _entries(saved, "generator", "batches")
             saved = fresh | {name: value for name, value in independent_of_rows.items() if name in fresh}
         if other_draws:

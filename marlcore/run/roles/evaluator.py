@@ -49,7 +49,8 @@ class EvaluatorRole(Role):
         begins = partial(self.counters.store, BEGUN)
         evaluator = Evaluator(candidates, play, settings.interval, lambda: self.steps, settings.seconds, begins=begins)
         evaluator.skipped = self.counters.load(SKIPS)  # the counters outlive a restart
-        evaluator.last = max(evaluator.last, self.counters.load(UPDATES))
+        # A resumed run on recorded data takes steps again that were evaluated before.
+        evaluator.last = min(max(evaluator.last, self.counters.load(UPDATES)), self.control.steps)
         self.counters.store(BEGUN, max(self.counters.load(BEGUN), evaluator.last))
         self._evaluator = evaluator
 

@@ -264,7 +264,25 @@ def test_settings_come_back_from_json() -> None:
         ("info/eval_score", False),
         ("a/info/eval_x", False),
         ("eval_win_rate/info", True),
+        ("a/eval_return/pool", True),
+        ("eval_bot/eval_return", True),
+        ("eval_bot/loss", False),
     ],
 )
 def test_which_metrics_are_of_evaluations(metric: str, is_so: bool) -> None:
     assert mc.StopConfig(metric=metric).of_evaluation is is_so
+
+
+@pytest.mark.parametrize(
+    "metric, window",
+    [
+        ("episode_return", 100),
+        ("a/episode_length", 100),
+        ("info/score", 100),
+        ("a/info/score", 100),
+        ("informer/loss", 1),
+        ("episode_bot/loss", 1),
+    ],
+)
+def test_only_metrics_of_episodes_are_means_of_a_hundred(metric: str, window: int) -> None:
+    assert mc.StopConfig(metric=metric).values == window

@@ -230,7 +230,7 @@ def test_metrics_of_steps_that_are_taken_again_are_cut_off(run, saved, step, kep
             run.save_progress({})
     run.close()
     with RunDirectory.resume(run.path) as resumed:
-        resumed.csv.resume_at(step)
+        resumed.resume_at(resumed.csv.size_at(step), {})
         resumed.csv.record(metrics[-1])
         resumed.save_progress({})
     assert read_metrics(run.path / "metrics.csv") == [*metrics[:kept], metrics[-1]]
