@@ -49,7 +49,7 @@ class _Newest(NamedTuple):
 
     next_obs_bytes: list[bytes]  # by field; bytes are faster to make and to compare than arrays
     ended_bytes: bytes
-    followed: bool = True  # whether the next rows may continue the episodes; after a load they begin new ones
+    followed: bool = True  # whether the next rows may continue the episodes; not after a load or an interrupt
 
     @property
     def ended(self) -> NDArray[np.bool_]:
@@ -234,12 +234,18 @@ class ReplayBuffer(buffers.ReplayBuffer):
         action, reward = self._checks["action"](action), self._checks["reward"](reward)
         if not all(map(math.isfinite, reward.tolist())):
             raise ValueError(f"reward: expected finite numbers, got {reward}")
-        if self._newest is not None:
-            self._bridge_gaps(obs, self._newest)
-        ended_bytes = ended.tobytes()
-        ends = (*self._ends(ended, infos), _fields(next_obs)) if 1 in ended_bytes else ()
-        self._tickets[self.pos] = self._writer.add(_fields(obs), action, reward, *ends, **self._extras(infos))
-        self._newest = _Newest([*map(np.ndarray.tobytes, next_obs.values())], ended_bytes)
+        newest = self._newest
+        try:
+            if newest is not None:
+                self._bridge_gaps(obs, newest)
+            ended_bytes = ended.tobytes()
+            ends = (*self._ends(ended, infos), _fields(next_obs)) if 1 in ended_bytes else ()
+            self._tickets[self.pos] = self._writer.add(_fields(obs), action, reward, *ends, **self._extras(infos))
+            self._newest = _Newest([*map(np.ndarray.tobytes, next_obs.values())], ended_bytes)
+        except BaseException:  # an interrupt may come after the rows, which later rows do not continue
+            self._writer.new_episode()
+            self._newest = newest and newest._replace(followed=False)
+            raise
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
@@ -308,7 +314,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return ended & ~truncated, truncated
 
     def _bridge_gaps(self, obs: Obs, newest: _Newest) -> None:
-        """Keeps the newest steps sampleable if `obs` does not follow them: learn() restarted, or the buffer was loaded.
+        """Keeps the newest steps sampleable if `obs` does not follow them, as after a load or where learn() restarted.
 
         The method writes such a step again, as a truncated step with its next observation. The sampler never draws the
         first copy, since its lane continues with another episode.

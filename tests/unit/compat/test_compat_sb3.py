@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 from model import chi_square_limit
 from refused import check_refused, each_bad, refusals
+from victims import at_instruction
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what other packages say of one another while they are imported
@@ -257,6 +258,31 @@ def test_a_bad_step_is_refused_and_changes_nothing():
         assert set(drawn(ours)) == everything(theirs)
     feed(steps[6:], theirs, ours)
     assert set(drawn(ours)) == everything(theirs)
+
+
+@pytest.mark.parametrize("before", ["nothing", "an end", "a step"])
+def test_no_transition_leads_from_an_interrupted_step_to_a_later_episode(before):
+    """Each observation is followed by the one that is 1 greater."""
+
+    def add(number, done=False):
+        obs = np.full((1, 3), number, np.float32)
+        buffer.add(obs, obs + 1, np.array([0]), np.zeros(1), np.array([done]), [{}])
+
+    for moment in range(1, 1000):
+        buffer = ReplayBuffer(8, BOX, ACTIONS["discrete"], "cpu")
+        if before != "nothing":
+            add(0, done=before == "an end")
+        came, _ = at_instruction(partial(add, 1), moment, lambda file: "/stable_baselines3.py" in file, signals=True)
+        add(100)
+        add(101)
+        samples, observations = buffer.sample(64), buffer.observations[: buffer.pos]
+        assert (samples.next_observations == samples.observations + 1).all()
+        np.testing.assert_array_equal(buffer.next_observations[: buffer.pos], observations + 1)
+        assert {*observations[:, 0, 0]} - {1} == ({100, 101} if before == "nothing" else {0, 100, 101})
+        if not came:
+            break
+        buffer.close()
+    assert moment > 30
 
 
 def new(cls=ReplayBuffer, space=BOX, **options):
