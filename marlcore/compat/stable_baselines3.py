@@ -96,12 +96,12 @@ class ReplayBuffer(buffers.ReplayBuffer):
         # BaseBuffer's constructor, since ReplayBuffer's would allocate the arrays that the lanes replace.
         buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         self.pos: int = 0
-        self.buffer_size: int = max(buffer_size // n_envs, 1)
+        self.buffer_size: int = max(buffer_size // Whole(1)("n_envs", n_envs), 1)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         self.n_steps = Whole(1)("n_steps", n_steps)
         self.gamma = Number(0, 1)("gamma", gamma)
-        self._rng = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
+        self._rng = np.random.default_rng(np.random.randint(2**31) if seed is None else Whole(0)("seed", seed))
         action = Field((self.action_dim,), np.dtype(self._maybe_cast_dtype(action_space.dtype)).name)
         self._spec = TransitionSpec(self._obs_fields(), action, self._extra_fields)
         self._start()
@@ -257,7 +257,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         Raises:
             NotEnoughData: nothing was added yet. ValueError: `env` scales rewards, which n-step returns sum unscaled.
         """
-        return self._samples(self._draw(batch_size, self._ready(env)), env)
+        return self._samples(self._draw(Whole(0)("batch_size", batch_size), self._ready(env)), env)
 
     def _get_samples(self, batch_inds: NDArray[Any], env: VecNormalize | None = None) -> Any:
         """Returns a batch of the steps at `batch_inds`, positions that a subclass chose, in random environments."""
@@ -302,7 +302,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if ended.dtype.kind in "iuf" and np.isin(ended, (0, 1)).all():
             ended = ended.astype(np.bool_)
         ended = self._checks["done"](ended)
-        if self.handle_timeout_termination and len(infos) != self.n_envs:
+        if self.handle_timeout_termination and len(infos or ()) != self.n_envs:
             raise ValueError(f"infos: expected {self.n_envs} dicts, one for each environment, got {brief(infos)}")
         return ended
 
@@ -548,8 +548,6 @@ def _rows_check(label: str, field: Field, rows: int) -> Callable[[Any], NDArray[
         array: NDArray[Any] = np.asarray(value)
         if array.shape != shape and array.size == size:
             array = array.reshape(shape)
-        if array.shape == shape and array.dtype.kind == dtype.kind == "f":  # as_field gives the same
-            return array.astype(dtype)
         return as_field(label, whole, array)
 
     return check

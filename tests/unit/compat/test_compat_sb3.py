@@ -246,6 +246,10 @@ WRONG_STEPS = [
     (3, np.array([0.0, np.nan]), ValueError, "reward: expected finite numbers"),
     (4, np.array([0.5, 1.0]), ValueError, "done: expected bool (2,), or 0 and 1, got 0.5"),
     (5, [{}], ValueError, "infos: expected 2 dicts, one for each environment, got"),
+    (5, None, ValueError, "infos: expected 2 dicts, one for each environment, got"),
+    (0, np.full((2, 3), 1e300), ValueError, "obs: expected values in float32's range, got 1e+300"),
+    (1, np.full((2, 3), 1e300), ValueError, "next_obs: expected values in float32's range, got 1e+300"),
+    (3, np.full(2, 1e300), ValueError, "reward: expected values in float32's range, got 1e+300"),
 ]
 
 
@@ -357,6 +361,9 @@ def new_her(space=None, **options):
 
 REFUSED = [
     *each_bad(new, "an integer of at least 1", n_steps=[0]),
+    *each_bad(partial(ReplayBuffer, 9, BOX, ACTIONS["discrete"], "cpu"), "an integer of at least 1", n_envs=[0]),
+    *each_bad(new, "an integer of at least 0", seed=[-1, "a"]),
+    *each_bad(lambda batch_size: new().sample(batch_size), "an integer of at least 0", batch_size=[-1, None]),
     *each_bad(new, "a number from 0 to 1", gamma=[3, None]),
     (lambda: new(space=DICT), TypeError, "DictReplayBuffer for a Dict"),
     (lambda: new(DictReplayBuffer, n_sampled_goal=4), TypeError, "n_sampled_goal: expected no argument of "
