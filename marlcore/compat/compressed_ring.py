@@ -66,7 +66,18 @@ class CompressedRing(Ring):
             return super().append(rows, count)
         values = {name: np.asarray(rows[name]).astype(field.numpy, copy=False) for name, field in self._all.items()}
         stored = {name: values[name][..., -1] if name in self._depths else values[name] for name in self.fields}
-        first = super().append(stored, count)
+        first = self.writer.next
+        try:
+            super().append(stored, count)
+            self._override(values, first, count)
+        except BaseException:
+            if self.writer.next > first:  # an interrupt may come after the rows
+                self._override(values, first, count)
+            raise
+        return first
+
+    def _override(self, values: Rows, first: int, count: int) -> None:
+        """Stores the newest rows' values where neighbouring rows differ, and drops those of the rows they replaced."""
         added = np.arange(first, first + count)
         for overrides in self._overrides.values():
             overrides.drop(added)
@@ -80,7 +91,6 @@ class CompressedRing(Ring):
                 overrides.drop(added[:1] - 1)
             apart = np.append(~_equal_rows(values[label][:-1], values[name][1:]), True)
             overrides.put(added[apart], values[label][apart])
-        return first
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_] | None]:
         if not self._overrides:
@@ -114,8 +124,8 @@ class _Overrides(dict[int, NDArray[Any]]):
         self._has = np.zeros(capacity, np.bool_)  # by place: whether there is a value
 
     def clear(self) -> None:
+        self._has[:] = False  # first, here and in `drop`: an interrupt may come in between
         super().clear()
-        self._has[:] = False
 
     def put(self, tickets: Ints, values: NDArray[Any]) -> None:
         places = tickets % len(self._has)
@@ -124,9 +134,10 @@ class _Overrides(dict[int, NDArray[Any]]):
 
     def drop(self, tickets: Ints) -> None:
         places = tickets % len(self._has)
-        for place in places[self._has[places]].tolist():
-            del self[place]
+        dropped = places[self._has[places]].tolist()
         self._has[places] = False
+        for place in dropped:
+            del self[place]
 
     def put_into(self, values: NDArray[Any], tickets: Ints) -> NDArray[Any]:
         """Writes the overrides of the rows at `tickets` into `values`, [n, *shape]; returns `values`."""

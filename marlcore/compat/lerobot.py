@@ -150,7 +150,9 @@ class ReplayBuffer(host.ReplayBuffer):
                     raise names_error(label, self._states, part or ())
                 row |= {f"{label}.{key}": part[key] for key in self._states}
             info = complementary_info or {}
-            row |= {f"info.{key}": info.get(key, 0.0) for key in self.complementary_info_keys}
+            for key in self.complementary_info_keys:
+                name = f"info.{key}"
+                row[name] = info[key] if key in info else self._fields[name].zeros(1)
             self._ring.append({name: self._row(name, value) for name, value in row.items()}, 1)
 
     def sample(self, batch_size: int) -> host.BatchTransition:

@@ -140,11 +140,15 @@ class Ring:
     def append(self, rows: Mapping[str, Any], count: int) -> int:
         """Adds `count` rows, all or none, each field [count, *shape]; returns the first row's ticket."""
         writer = self.writer
-        if count > 1:
-            return writer.append_batch(rows, count)
-        for name, view in writer.row.items():
-            view[...] = rows[name]
-        return writer.append()
+        try:
+            if count > 1:
+                return writer.append_batch(rows, count)
+            for name, view in writer.row.items():
+                view[...] = rows[name]
+            return writer.append()
+        except BaseException:  # an interrupt may come after the rows
+            writer.next = self.lane.edges()[1]
+            raise
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_] | None]:
         """Copies the named fields (default: all) of committed rows; also returns which copies are whole (None: all)."""

@@ -49,7 +49,7 @@ class _Newest(NamedTuple):
 
     next_obs_bytes: list[bytes]  # by field; bytes are faster to make and to compare than arrays
     ended_bytes: bytes
-    followed: bool = True  # whether the next rows may continue the episodes; after a load they begin new ones
+    followed: bool = True  # whether the next rows may continue the episodes; not after a load or an interrupt
 
     @property
     def ended(self) -> NDArray[np.bool_]:
@@ -96,12 +96,12 @@ class ReplayBuffer(buffers.ReplayBuffer):
         # BaseBuffer's constructor, since ReplayBuffer's would allocate the arrays that the lanes replace.
         buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         self.pos: int = 0
-        self.buffer_size: int = max(buffer_size // n_envs, 1)
+        self.buffer_size: int = max(buffer_size // Whole(1)("n_envs", n_envs), 1)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         self.n_steps = Whole(1)("n_steps", n_steps)
         self.gamma = Number(0, 1)("gamma", gamma)
-        self._rng = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
+        self._rng = np.random.default_rng(np.random.randint(2**31) if seed is None else Whole(0)("seed", seed))
         action = Field((self.action_dim,), np.dtype(self._maybe_cast_dtype(action_space.dtype)).name)
         self._spec = TransitionSpec(self._obs_fields(), action, self._extra_fields)
         self._start()
@@ -234,12 +234,18 @@ class ReplayBuffer(buffers.ReplayBuffer):
         action, reward = self._checks["action"](action), self._checks["reward"](reward)
         if not all(map(math.isfinite, reward.tolist())):
             raise ValueError(f"reward: expected finite numbers, got {reward}")
-        if self._newest is not None:
-            self._bridge_gaps(obs, self._newest)
-        ended_bytes = ended.tobytes()
-        ends = (*self._ends(ended, infos), _fields(next_obs)) if 1 in ended_bytes else ()
-        self._tickets[self.pos] = self._writer.add(_fields(obs), action, reward, *ends, **self._extras(infos))
-        self._newest = _Newest([*map(np.ndarray.tobytes, next_obs.values())], ended_bytes)
+        newest = self._newest
+        try:
+            if newest is not None:
+                self._bridge_gaps(obs, newest)
+            ended_bytes = ended.tobytes()
+            ends = (*self._ends(ended, infos), _fields(next_obs)) if 1 in ended_bytes else ()
+            self._tickets[self.pos] = self._writer.add(_fields(obs), action, reward, *ends, **self._extras(infos))
+            self._newest = _Newest([*map(np.ndarray.tobytes, next_obs.values())], ended_bytes)
+        except BaseException:  # an interrupt may come after the rows, which later rows do not continue
+            self._writer.new_episode()
+            self._newest = newest and newest._replace(followed=False)
+            raise
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
@@ -251,7 +257,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         Raises:
             NotEnoughData: nothing was added yet. ValueError: `env` scales rewards, which n-step returns sum unscaled.
         """
-        return self._samples(self._draw(batch_size, self._ready(env)), env)
+        return self._samples(self._draw(Whole(0)("batch_size", batch_size), self._ready(env)), env)
 
     def _get_samples(self, batch_inds: NDArray[Any], env: VecNormalize | None = None) -> Any:
         """Returns a batch of the steps at `batch_inds`, positions that a subclass chose, in random environments."""
@@ -296,7 +302,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if ended.dtype.kind in "iuf" and np.isin(ended, (0, 1)).all():
             ended = ended.astype(np.bool_)
         ended = self._checks["done"](ended)
-        if self.handle_timeout_termination and len(infos) != self.n_envs:
+        if self.handle_timeout_termination and len(infos or ()) != self.n_envs:
             raise ValueError(f"infos: expected {self.n_envs} dicts, one for each environment, got {brief(infos)}")
         return ended
 
@@ -308,7 +314,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return ended & ~truncated, truncated
 
     def _bridge_gaps(self, obs: Obs, newest: _Newest) -> None:
-        """Keeps the newest steps sampleable if `obs` does not follow them: learn() restarted, or the buffer was loaded.
+        """Keeps the newest steps sampleable if `obs` does not follow them, as after a load or where learn() restarted.
 
         The method writes such a step again, as a truncated step with its next observation. The sampler never draws the
         first copy, since its lane continues with another episode.
@@ -542,8 +548,6 @@ def _rows_check(label: str, field: Field, rows: int) -> Callable[[Any], NDArray[
         array: NDArray[Any] = np.asarray(value)
         if array.shape != shape and array.size == size:
             array = array.reshape(shape)
-        if array.shape == shape and array.dtype.kind == dtype.kind == "f":  # as_field gives the same
-            return array.astype(dtype)
         return as_field(label, whole, array)
 
     return check

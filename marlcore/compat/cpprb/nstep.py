@@ -18,14 +18,16 @@ _OPTIONS = ("size", "rew", "next", "gamma")
 class NStep:
     """Holds back an episode's last n - 1 steps until their returns are complete.
 
-    As in cpprb, a returned step is done if one of the first n - 1 of its n steps is done; the nth step does not count.
+    `add` and `end` return the steps whose returns are complete, their number, and the steps still held back: the caller
+    stores the former, and then sets `waiting` to the latter. As in cpprb, a returned step is done if one of the first
+    n - 1 of its n steps is done; the nth step does not count.
 
     Args:
         fields: the fields of a step by name, among them "done" of one element.
         options: see ReplayBuffer's Nstep.
     """
 
-    _waiting: Rows
+    waiting: Rows
 
     def __init__(self, fields: Mapping[str, Field], options: Mapping[str, Any]) -> None:
         if not isinstance(options, Mapping) or not options.keys() <= set(_OPTIONS):
@@ -39,26 +41,22 @@ class NStep:
         self._fields = dict(fields)
         self.clear()
 
-    def add(self, rows: Mapping[str, Any]) -> tuple[Rows, int]:
-        """Takes arrays [steps, *shape] by field; returns the steps whose returns are complete, and their number."""
+    def add(self, rows: Mapping[str, Any]) -> tuple[Rows, int, Rows]:
+        """Takes arrays [steps, *shape] by field."""
         waiting = {
-            name: np.concatenate([self._waiting[name], np.asarray(rows[name]).astype(field.numpy, copy=False)])
+            name: np.concatenate([self.waiting[name], np.asarray(rows[name]).astype(field.numpy, copy=False)])
             for name, field in self._fields.items()
         }
-        count = max(len(waiting["done"]) - (self._n - 1), 0)
-        self._waiting = {name: values[count:].copy() for name, values in waiting.items()}
-        return self._returns(waiting, count), count
+        return self._returns(waiting, max(len(waiting["done"]) - (self._n - 1), 0))
 
-    def end(self) -> tuple[Rows, int]:
-        """Ends the episode: returns the steps held back, with returns up to the last step, and their number."""
-        waiting = self._waiting
-        self.clear()
-        return self._returns(waiting, len(waiting["done"])), len(waiting["done"])
+    def end(self) -> tuple[Rows, int, Rows]:
+        """Ends the episode: returns the steps held back, with returns up to the last step."""
+        return self._returns(self.waiting, len(self.waiting["done"]))
 
     def clear(self) -> None:
-        self._waiting = {name: field.zeros(0) for name, field in self._fields.items()}
+        self.waiting = {name: field.zeros(0) for name, field in self._fields.items()}
 
-    def _returns(self, waiting: Rows, count: int) -> Rows:
+    def _returns(self, waiting: Rows, count: int) -> tuple[Rows, int, Rows]:
         steps = {name: values[:count].copy() for name, values in waiting.items()}
         size = min(self._n, len(waiting["done"]))
         discount = self._gamma * (1.0 - waiting["done"].astype(np.float64).ravel())
@@ -75,7 +73,7 @@ class NStep:
             np.maximum(done[: len(part)], part, out=done[: len(part)])
         last = np.minimum(np.arange(count) + self._n - 1, len(waiting["done"]) - 1)
         steps.update({name: waiting[name][last] for name in self._moved})
-        return steps
+        return steps, count, {name: values[count:].copy() for name, values in waiting.items()}
 
 
 def names_of(label: str, names: Any, fields: Mapping[str, Field]) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ class ReplayBuffer(RingBuffer):
     def on_episode_end(self) -> None:
         """Ends the episode: adds the steps that Nstep holds back, with returns up to the last step."""
         if self._nstep is not None:
-            self._store(*self._nstep.end())
+            self._store_complete(self._nstep, *self._nstep.end())
         self._episode_len = 0
 
     def get_current_episode_len(self) -> int:
@@ -117,11 +117,21 @@ class ReplayBuffer(RingBuffer):
         self._store({**rows, **unset}, steps)
 
     def _append(self, rows: Rows, steps: int) -> int | None:
-        if self._nstep is not None:
-            rows, steps = self._nstep.add(rows)
-            if not steps:
-                return None
-        return self._store(rows, steps)
+        if self._nstep is None:
+            return self._store(rows, steps)
+        rows, steps, waiting = self._nstep.add(rows)
+        position = self._store_complete(self._nstep, rows, steps, waiting)
+        return position if steps else None
+
+    def _store_complete(self, nstep: NStep, rows: Rows, steps: int, waiting: Rows) -> int:
+        writer = self._ring.writer
+        end = writer.next + steps
+        try:
+            position = self._store(rows, steps)
+        finally:
+            if writer.next == end:  # also if an interrupt came after the rows
+                nstep.waiting = waiting
+        return position
 
     def _store(self, rows: Rows, steps: int) -> int:
         """Adds any number of rows, in pieces of at most the ring's size; returns the first row's position."""

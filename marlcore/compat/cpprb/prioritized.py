@@ -30,6 +30,7 @@ class RingPriorities:
         self._sampled = window.base  # rows from this ticket on were added after the last sample
         self._lapped = np.zeros(0, np.int64)  # positions whose drawn row was overwritten before the sample ended
         self.greatest = 1.0
+        self.unfinished: tuple[Ints, NDArray[np.float64]] | None = None  # what an interrupted `put` has not put whole
 
     def append(self, positions: Ints, priorities: NDArray[np.float32], ok: NDArray[np.bool_]) -> None:
         """Adds priorities of new rows in ticket order; NaN means the greatest so far. Rows not `ok` get none."""
@@ -37,7 +38,7 @@ class RingPriorities:
         greatest = np.fmax.accumulate(np.concatenate([[self.greatest], known]))
         leaves = self._leaves(np.where(np.isnan(known), greatest[:-1], known))
         # Rows overwritten meanwhile are not drawn.
-        self._put(positions, np.where(ok, leaves, 0.0))
+        self.put(positions, np.where(ok, leaves, 0.0))
         self.greatest = float(greatest[-1])
 
     def mark_sampled(self, tickets: Ints) -> Ints:
@@ -60,8 +61,16 @@ class RingPriorities:
                 current &= ~np.isin(positions, self._lapped)
             positions, priorities = positions[current], priorities[current]
         if len(positions):
-            self._put(positions, self._leaves(priorities))
             self.greatest = max(self.greatest, float(priorities.max()))
+            self.put(positions, self._leaves(priorities))
+
+    def put(self, positions: Ints, leaves: NDArray[np.float64]) -> None:
+        self.unfinished = positions, leaves
+        self._sums[positions] = leaves
+        self._minima[positions] = np.where(leaves > 0, leaves, np.inf)
+        repair(self._sums, self._offsets, positions.copy(), len(positions))
+        repair(self._minima, self._offsets, positions.copy(), len(positions), True)
+        self.unfinished = None
 
     def draw(self, count: int) -> Ints:
         """Draws tickets in proportion to (priority + eps) ** alpha, int64 [count]; draws none if all of these are 0."""
@@ -93,12 +102,6 @@ class RingPriorities:
     def _leaves(self, priorities: NDArray[Any]) -> NDArray[np.float64]:
         leaves: NDArray[np.float64] = (priorities.astype(np.float64) + self._eps) ** self._alpha
         return leaves
-
-    def _put(self, positions: Ints, leaves: NDArray[np.float64]) -> None:
-        self._sums[positions] = leaves
-        self._minima[positions] = np.where(leaves > 0, leaves, np.inf)
-        repair(self._sums, self._offsets, positions.copy(), len(positions))
-        repair(self._minima, self._offsets, positions.copy(), len(positions), True)
 
 
 class PrioritizedBuffer(RingBuffer):
@@ -224,6 +227,8 @@ class PrioritizedBuffer(RingBuffer):
         learner = self._learner
         if learner is None or learner.window.base != window.base:
             learner = self._learner = RingPriorities(window, self._alpha, self._eps)
+        if learner.unfinished is not None:
+            learner.put(*learner.unfinished)
         pending = np.arange(max(learner.window.hi, window.hi - window.stored), window.hi)
         if len(pending):
             rows, ok = self._ring.gather(pending, "priorities")

@@ -1,12 +1,13 @@
 """Adds rows to a buffer in the only process that writes; stages the next row, and reads the newest rows in place."""
 
+from math import isinf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...spec import as_field
-from ...transitions import MEMORYVIEW_ITEMS, setter
+from ...transitions import setter
 from ..ring import Ring
 
 SCALARS = ("action", "reward", "done")
@@ -25,9 +26,9 @@ class Adder:
         self._items = {
             name: row[name][0].data
             for name, field in ring.fields.items()
-            if len(field.shape) == 1 and row[name].dtype.char in MEMORYVIEW_ITEMS
+            if len(field.shape) == 1 and row[name].dtype.kind in "iu"
         }
-        self._field = ring.fields["obs"]
+        self._field, self._number = ring.fields["obs"], ring.fields["reward"]
         self._shapes = (self._field.shape, (1, *self._field.shape))
         self._obs = row["obs"][0, ...]
         self._action, self._reward, self._done = (row[name].data for name in SCALARS)
@@ -49,7 +50,14 @@ class Adder:
     def add(self, obs: Any, action: Any, reward: Any, done: Any) -> None:
         """Appends a row: these values, and the fields that `put` staged; see `Buffer.add`."""
         if obs.__class__ is np.ndarray and obs.shape in self._shapes and obs.dtype.char in _NUMBERS:
-            self._obs[...] = obs
+            if obs.dtype.char != "d":
+                self._obs[...] = obs
+            else:  # as `as_field` does, without its copy
+                try:
+                    with np.errstate(over="raise"):
+                        self._obs[...] = obs
+                except FloatingPointError:
+                    as_field("obs", self._field, obs.reshape(self._field.shape))  # names the number
         else:
             array = np.asarray(obs)
             while array.ndim > len(self._field.shape) and len(array) == 1:
@@ -62,6 +70,8 @@ class Adder:
         except (TypeError, ValueError):  # NumPy may be able to convert the values
             for name, value in (("action", action), ("reward", reward), ("done", done)):
                 self._puts[name](value)
+        if isinf(self._reward[0]):
+            as_field("reward", self._number, reward)  # refuses a finite number that float32 does not hold
         self._count[0] += 1  # first, since readers limit a count that is too high if the process is killed in between
         self._writer.append()
 

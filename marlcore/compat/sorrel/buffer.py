@@ -41,7 +41,7 @@ class Buffer(Ring):
     that does, until it calls `release`, closes the buffer or ends. Any number of processes may sample.
 
     Args:
-        capacity: rows, at least 1.
+        capacity: rows, at least n_frames.
         obs_shape: shape of one observation.
         n_frames: observations in each sampled state.
         extra_fields: further fields by name: a Field; a tuple, the shape of an int64 field; or any other value, for an
@@ -58,6 +58,7 @@ class Buffer(Ring):
 
     def __init__(self, capacity: int, obs_shape: Sequence[int], n_frames: int = 1, **extra_fields: Any) -> None:
         n_frames = whole_number("n_frames", n_frames, 1)
+        check_whole("capacity", capacity, n_frames)
         check_type("obs_shape", obs_shape, Iterable, expected="a sequence of integers")
         reserved = sorted(_SORREL_NAMES.keys() & extra_fields.keys())
         if reserved:

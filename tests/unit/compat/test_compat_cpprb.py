@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from itertools import count
 from multiprocessing.managers import SyncManager
 from typing import Any
 
@@ -15,7 +16,7 @@ from filled import torn
 from meanwhile import running
 from refused import Refused, check_refused, each_bad, refusals
 from seams import patch, trusting
-from victims import fork, reap
+from victims import at_instruction, fork, reap
 
 from marlcore.compat import ring_lane
 from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer
@@ -98,6 +99,23 @@ def test_a_priority_of_zero_can_be_raised_again() -> None:
         for position, priority in zip(positions, priorities, strict=True):
             buffer.update_priorities([position], [priority])
         assert set(buffer.sample(40)["t"].ravel()) == {drawn}
+
+
+def test_an_interrupted_update_happens_whole_or_not_at_all() -> None:
+    buffer, rows = MPPrioritizedReplayBuffer(40, {"t": {}}, alpha=1.0, eps=0.0), np.arange(40)
+    buffer.add(t=rows)
+    for moment in count(1):
+        buffer.update_priorities(rows, np.full(40, 3.0))
+        buffer.sample(1)
+        update = partial(buffer.update_priorities, rows[:20], np.ones(20))
+        came, _ = at_instruction(update, moment, lambda file: "/cpprb/" in file, signals=True)
+        sample = buffer.sample(1000, beta=1.0)
+        drawn = np.bincount(sample["t"].ravel().astype(int), minlength=40)
+        happened = sample["weights"].min() < 1
+        assert drawn.max() < 100 and (drawn[:20].sum() < 375) == happened
+        if not came:
+            break
+    assert happened and moment > 20
 
 
 @pytest.mark.parametrize("alpha", [8.0, 40.0])

@@ -92,6 +92,18 @@ def test_rows_and_draws_are_those_of_lerobot(kind: str, optimize_memory: bool, c
     mine.close()
 
 
+@BOTH
+def test_entries_that_an_info_lacks_are_zero(optimize_memory: bool) -> None:
+    """LeRobot takes such infos too, and leaves in its memory what was there."""
+    buffer = ours.ReplayBuffer(4, **OPTIONS, optimize_memory=optimize_memory)
+    infos = ({"pose": torch.ones(1, 3), "step": 2}, {"step": 3}, {}, None)
+    for row, info in zip(steps(4), infos, strict=True):
+        buffer.add(**{**row, "complementary_info": info})
+    assert buffer.complementary_info["pose"][:].tolist() == [[1.0] * 3, *[[0.0] * 3] * 3]
+    assert buffer.complementary_info["step"][:].tolist() == [2.0, 3.0, 0.0, 0.0]
+    buffer.close()
+
+
 def test_lerobots_optimize_memory_has_wrong_next_states_at_truncations() -> None:
     """The control of the test above: there they are the next episode's first states."""
     plain, _ = pair(40, 33)

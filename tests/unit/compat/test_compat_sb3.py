@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 from model import chi_square_limit
 from refused import check_refused, each_bad, refusals
+from victims import at_instruction
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what other packages say of one another while they are imported
@@ -245,6 +246,10 @@ WRONG_STEPS = [
     (3, np.array([0.0, np.nan]), ValueError, "reward: expected finite numbers"),
     (4, np.array([0.5, 1.0]), ValueError, "done: expected bool (2,), or 0 and 1, got 0.5"),
     (5, [{}], ValueError, "infos: expected 2 dicts, one for each environment, got"),
+    (5, None, ValueError, "infos: expected 2 dicts, one for each environment, got"),
+    (0, np.full((2, 3), 1e300), ValueError, "obs: expected values in float32's range, got 1e+300"),
+    (1, np.full((2, 3), 1e300), ValueError, "next_obs: expected values in float32's range, got 1e+300"),
+    (3, np.full(2, 1e300), ValueError, "reward: expected values in float32's range, got 1e+300"),
 ]
 
 
@@ -257,6 +262,31 @@ def test_a_bad_step_is_refused_and_changes_nothing():
         assert set(drawn(ours)) == everything(theirs)
     feed(steps[6:], theirs, ours)
     assert set(drawn(ours)) == everything(theirs)
+
+
+@pytest.mark.parametrize("before", ["nothing", "an end", "a step"])
+def test_no_transition_leads_from_an_interrupted_step_to_a_later_episode(before):
+    """Each observation is followed by the one that is 1 greater."""
+
+    def add(number, done=False):
+        obs = np.full((1, 3), number, np.float32)
+        buffer.add(obs, obs + 1, np.array([0]), np.zeros(1), np.array([done]), [{}])
+
+    for moment in range(1, 1000):
+        buffer = ReplayBuffer(8, BOX, ACTIONS["discrete"], "cpu")
+        if before != "nothing":
+            add(0, done=before == "an end")
+        came, _ = at_instruction(partial(add, 1), moment, lambda file: "/stable_baselines3.py" in file, signals=True)
+        add(100)
+        add(101)
+        samples, observations = buffer.sample(64), buffer.observations[: buffer.pos]
+        assert (samples.next_observations == samples.observations + 1).all()
+        np.testing.assert_array_equal(buffer.next_observations[: buffer.pos], observations + 1)
+        assert {*observations[:, 0, 0]} - {1} == ({100, 101} if before == "nothing" else {0, 100, 101})
+        if not came:
+            break
+        buffer.close()
+    assert moment > 30
 
 
 def new(cls=ReplayBuffer, space=BOX, **options):
@@ -331,6 +361,9 @@ def new_her(space=None, **options):
 
 REFUSED = [
     *each_bad(new, "an integer of at least 1", n_steps=[0]),
+    *each_bad(partial(ReplayBuffer, 9, BOX, ACTIONS["discrete"], "cpu"), "an integer of at least 1", n_envs=[0]),
+    *each_bad(new, "an integer of at least 0", seed=[-1, "a"]),
+    *each_bad(lambda batch_size: new().sample(batch_size), "an integer of at least 0", batch_size=[-1, None]),
     *each_bad(new, "a number from 0 to 1", gamma=[3, None]),
     (lambda: new(space=DICT), TypeError, "DictReplayBuffer for a Dict"),
     (lambda: new(DictReplayBuffer, n_sampled_goal=4), TypeError, "n_sampled_goal: expected no argument of "

@@ -179,6 +179,9 @@ def test_a_cleared_buffer_begins_at_position_0() -> None:
 ROW = {"obs": np.zeros(OBS), "action": 1, "reward": 0.5, "done": False}
 POSITIONS = {"positions": Field((2,), "int8")}
 FLAGS = {"flags": Field((2,), "bool")}
+FLOATS = {"floats": Field((2,), "float32")}
+HUGE = np.full(OBS, 1e300)
+RANGE = "expected values in float32's range, got 1e+300"
 BAD_ROWS: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
     ({}, {"obs": np.zeros(5)}, ValueError, "obs: expected float32 (2, 3), got shape (5,)"),
     ({}, {"action": 0.5}, TypeError, "action: expected int64"),
@@ -188,6 +191,9 @@ BAD_ROWS: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
     *((POSITIONS, {"positions": bad}, ValueError, "positions: expected") for bad in ((7,), (7, 8, 9), (7, 300))),
     (POSITIONS, {"positions": (7, 8.5)}, TypeError, "positions: expected"),
     (FLAGS, {"flags": ("yes", "")}, TypeError, "flags: expected"),
+    *(({}, {"obs": bad}, ValueError, f"obs: {RANGE}") for bad in (HUGE, HUGE[np.newaxis], HUGE.tolist())),
+    *(({}, {"reward": bad}, ValueError, f"reward: {RANGE}") for bad in (1e300, np.float64(1e300))),
+    (FLOATS, {"floats": (1e300, 0.0)}, ValueError, f"floats: {RANGE}"),
 ]
 
 
@@ -209,6 +215,7 @@ REFUSED: list[Refused] = [
     (lambda: Buffer(5, 4), TypeError, "obs_shape: expected a sequence of integers, got 4"),
     *each_bad(partial(Buffer, 5, OBS), "an integer of at least 1", n_frames=[0]),
     *each_bad(partial(Buffer, obs_shape=OBS), "an integer of at least 1", capacity=[0]),
+    (lambda: Buffer(3, OBS, 5), ValueError, "capacity: expected an integer of at least 5, got 3"),
     *each_bad(lambda batch_size: filled(6).sample(batch_size), "an integer of at least 1", batch_size=[-1, 0, "a"]),
     (lambda: Buffer(5, OBS, done=0), ValueError, "extra_fields: 'done' is the name of a field"),
     (lambda: filled(6).sample(5), ValueError, "batch_size: expected at most 4 while 6 rows are held"),

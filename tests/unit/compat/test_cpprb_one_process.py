@@ -13,6 +13,7 @@ import pytest
 from cpprb_alike import NEXT, WAYS, assert_equal, episode, fields_of, pieces, sizes, summed
 from refused import Refused, check_refused, refusals, stale_in_a_fork
 from tiers import long_but
+from victims import at_instruction
 
 from marlcore.compat.cpprb import (
     MPPrioritizedReplayBuffer,
@@ -78,6 +79,32 @@ def test_frames_lie_in_memory_once() -> None:
     assert 1.9 < nbytes() / nbytes(next_of="obs") < 2
 
 
+def test_rows_keep_their_own_values_after_an_interrupted_add() -> None:
+    """Each row is an episode of its own, so that its place's last row left another stack and another next value."""
+    buffer = ReplayBuffer(3, {"obs": {"shape": 3}, "number": {}}, next_of="obs", stack_compress="obs")
+    numbers = count()
+
+    def add() -> None:
+        number = next(numbers)
+        frames = 10 * number + np.arange(4)
+        buffer.add(obs=frames[:3], next_obs=frames[1:], number=number)
+
+    def check() -> None:
+        rows = buffer.get_all_transitions()
+        np.testing.assert_array_equal(rows["obs"], 10 * rows["number"] + np.arange(3))
+        np.testing.assert_array_equal(rows["next_obs"], rows["obs"] + 1)
+
+    for moment in count(1):
+        for _ in range(4):
+            add()
+            check()
+        came, _ = at_instruction(add, moment, lambda file: "marlcore/compat" in file, signals=True)
+        check()
+        if not came:
+            break
+    assert moment > 50
+
+
 LOCAL = {**WAYS, "steps": summed(3)}
 
 
@@ -140,6 +167,23 @@ def test_sums_end_with_their_episode_however_large_n_is() -> None:
         if n > 3:
             buffer.on_episode_end()
         np.testing.assert_array_equal(buffer.get_all_transitions()["rew"].ravel(), sums)
+
+
+def test_an_interrupt_loses_or_repeats_no_step_that_waits() -> None:
+    buffer = ReplayBuffer(32, {"t": {}, "rew": {}, "done": {}}, Nstep={"size": 3, "rew": "rew", "gamma": 1.0})
+    for moment in count(1):
+        buffer.clear()
+        buffer.add(t=range(4), rew=np.ones(4), done=np.zeros(4))
+        added = at_instruction(lambda: buffer.add(t=4, rew=1, done=0), moment, lambda f: "/cpprb/" in f, signals=True)
+        ended = at_instruction(buffer.on_episode_end, moment, lambda f: "/cpprb/" in f, signals=True)
+        buffer.on_episode_end()
+        rows = buffer.get_all_transitions()
+        steps = len(rows["t"])
+        assert steps in (4, 5) and rows["t"].ravel().tolist() == [*range(steps)]
+        assert rows["rew"].ravel().tolist() == [3.0] * (steps - 2) + [2.0, 1.0]
+        if not added[0] and not ended[0]:
+            break
+    assert moment > 20
 
 
 def test_priorities_wait_with_their_steps() -> None:
