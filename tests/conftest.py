@@ -358,6 +358,7 @@ def fork_server() -> Iterator[ForkServer]:
 def shared_fork_server(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs and groups of workers use the server that tests share, and leave it open."""
     lent = SimpleNamespace(begin=lambda: None, fork=fork_server.fork, close=lambda: None, ready=True)
+    lent.environ = fork_server.environ
     monkeypatch.setattr("marlcore.processes.children.ForkServer", lambda *_: lent)
 
 

@@ -215,7 +215,7 @@ def write_video(path: str, frames: list[Frame], frames_per_s: float) -> None:
     from PIL import Image
 
     every = math.ceil(frames_per_s / 50)  # players show what lasts less than 0.02 s for longer
-    images = [Image.fromarray(frame) for frame in frames[::every]]
+    images = [Image.fromarray(frame) for frame in frames[(len(frames) - 1) % every :: every]]  # with the last one
     ends = [round(100 * every * number / frames_per_s) for number in range(len(images) + 1)]  # in 0.01 s, a GIF's unit
     durations = [10 * (end - begin) for begin, end in pairwise(ends)]
     images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0)

@@ -302,7 +302,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if ended.dtype.kind in "iuf" and np.isin(ended, (0, 1)).all():
             ended = ended.astype(np.bool_)
         ended = self._checks["done"](ended)
-        if self.handle_timeout_termination and len(infos or ()) != self.n_envs:
+        if self.handle_timeout_termination and len(() if infos is None else infos) != self.n_envs:
             raise ValueError(f"infos: expected {self.n_envs} dicts, one for each environment, got {brief(infos)}")
         return ended
 

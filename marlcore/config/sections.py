@@ -313,7 +313,7 @@ class StopConfig(Declared):
     @property
     def of_episodes(self) -> bool:
         """Whether the metric, with or without an agent before it, comes from actors' episodes."""
-        return re.search("(^|/)(episode_[^/]*$|info/)", self.metric) is not None
+        return not self.of_evaluation and re.search("(^|/)(episode_[^/]*$|info/)", self.metric) is not None
 
     @property
     def of_evaluation(self) -> bool:

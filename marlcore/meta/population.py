@@ -71,7 +71,7 @@ def work_population(
         if population.method == "pbt" and population.interval >= config.total_steps:
             log.warning("interval: no member compares scores before its %d steps are over", config.total_steps)
         with working_in(folder, "population"):
-            fit = partial(fit_together, config, algorithm)
+            fit = partial(fit_together, env_fn, algorithm, replace(config, run_dir=None), population)
             known = folder, population, config.total_steps, config.seed
             lineage = Lineage.begun(*known, fit) if resume is None else Lineage.read(*known)
             runs = _Runs(env_fn, algorithm, config, lineage, policies, fit)

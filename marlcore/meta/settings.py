@@ -39,10 +39,15 @@ def with_settings(config: Config, algorithm: Any, settings: Mapping[str, Any]) -
     return config, changed(algorithm, hyperparameters) if chosen else algorithm
 
 
-def fit_together(config: Config, algorithm: Any, settings: Mapping[str, Any]) -> bool:
+def fit_together(
+    env_fn: Any, algorithm: Algorithm, config: Config, population: PopulationConfig, settings: Mapping[str, Any]
+) -> bool:
     """Whether settings that are each allowed are allowed together, such as sizes of which one bounds the other."""
     try:
-        with_settings(config, algorithm, settings)
+        its_config, its_algorithm = with_settings(config, algorithm, settings)
+        policies = policies_of(env_fn, its_algorithm, its_config)
+        if population.method != "random":
+            _check_interval(policies, population.interval)
     except ValueError:
         return False
     return True

@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
@@ -116,7 +116,7 @@ class Child:
             server.begin()  # first, since a server that is a fork of this process would hold the pipe's ends
             self.connection, theirs = multiprocessing.Pipe()
             with ClosedAfterError(self.connection), theirs:
-                forked = server.fork(theirs.fileno(), main, _surroundings(name), *args, early=early)
+                forked = server.fork(theirs.fileno(), main, _surroundings(name, server.environ), *args, early=early)
                 self.pid, self.pidfd, self._status = forked
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
@@ -192,10 +192,12 @@ class Child:
         self.connection.close()
 
 
-def _surroundings(name: str) -> dict[str, Any]:
+def _surroundings(name: str, environ: Mapping[str, str]) -> dict[str, Any]:
     data = {key: value for key, value in spawn.get_preparation_data(name).items() if not key.startswith("init_main")}
     own = {"authkey": bytes(data["authkey"])}  # only multiprocessing can pickle its class
-    return data | own | {"environ": dict(os.environ)}
+    # Only what has changed since the server began, in which preloaded modules may have set more.
+    changed = {key: os.environ.get(key) for key, _ in os.environ.items() ^ environ.items()}
+    return data | own | {"environ": changed}
 
 
 def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFailed:
@@ -251,9 +253,10 @@ def _foreign(stack: StackSummary) -> list[FrameSummary]:
 def enter(surroundings: dict[str, Any]) -> None:
     """Applies the parent's surroundings (path, arguments, environment) to this process, and names it in `ps`."""
     spawn.prepare(surroundings)
-    if os.environ != surroundings["environ"]:  # it has changed since the fork server began
-        os.environ.clear()
-        os.environ.update(surroundings["environ"])
+    for key, value in surroundings["environ"].items():
+        os.environ.pop(key, None)
+        if value is not None:
+            os.environ[key] = value
     show_title(surroundings["name"])
 
 

@@ -70,6 +70,7 @@ class ForkServer:
         self._channels: list[socket.socket] = []  # to the server and to the second server
         self._answered: set[socket.socket] = set()  # channels of servers that are ready, and owe no answer
         self._lock = threading.Lock()  # several runs may share the server
+        self.environ: dict[str, str] = {}  # of this process when the server began
 
     def begin(self) -> None:
         """Starts the server if it was not started yet. Does not wait until it is ready; `fork` does."""
@@ -81,6 +82,7 @@ class ForkServer:
                 ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 self._channels.append(ours)
                 theirs.append(stack.enter_context(other).fileno())
+            self.environ = dict(os.environ)
             forks = is_safe_to_fork() if self._forks is None else self._forks
             start = ForkOfThis if forks else start_program
             self._process = start_child(partial(start, theirs, self._preload, self._early))

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any, TextIO
 
@@ -122,8 +122,9 @@ class Postponed(Interrupts):
 
     def __exit__(self, *exc_info: object) -> None:
         super().__exit__(*exc_info)
-        for signum in self._came:
-            self._previous[signum](signum, None)
+        with ExitStack() as stack:  # calls each, whatever another raises
+            for signum in reversed(self._came):
+                stack.callback(self._previous[signum], signum, None)
 
 
 def raise_for(signum: int, frame: FrameType | None = None) -> None:

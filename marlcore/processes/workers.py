@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from types import TracebackType
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 from ..checks import brief, deadline_of
 from ..closing import ClosedAfterError
@@ -30,30 +30,42 @@ P = ParamSpec("P")
 log = logging.getLogger(__name__)
 
 
-class _Checks:
-    """What every wait calls while groups are open, which end in any order: what it called before, and theirs."""
+class _OpenGroups:
+    """What open groups, which end in any order, share: what every wait calls, and handlers of the stop signals.
+
+    A call checks for what was called before the first group began, and each group.
+    """
 
     def __init__(self) -> None:
+        self._checks: list[Callable[[], None]] = []
         self._before: Callable[[], None] | None = None
-        self._of_groups: list[Callable[[], None]] = []
+        self._handlers: dict[int, Any] = {}  # by signal, the one before the first group
 
     def add(self, check: Callable[[], None]) -> None:
-        if not self._of_groups:
-            self._before = interrupt_waits_with(self)
-        self._of_groups.append(check)
+        self._checks.append(check)
+        before = interrupt_waits_with(self)
+        self._before = self._before if before is self else before
+        if threading.current_thread() is threading.main_thread():
+            for signum in STOPPING:
+                if signal.getsignal(signum) is signal.SIG_DFL:
+                    self._handlers[signum] = signal.signal(signum, raise_for)
 
     def remove(self, check: Callable[[], None]) -> None:
-        self._of_groups.remove(check)
-        if not self._of_groups:
-            interrupt_waits_with(self._before)
+        self._checks.remove(check)
+        if self._checks:
+            return
+        interrupt_waits_with(self._before)
+        if threading.current_thread() is threading.main_thread():
+            while self._handlers:
+                signal.signal(*self._handlers.popitem())
 
     def __call__(self) -> None:
-        for check in (self._before, *self._of_groups):
+        for check in (self._before, *self._checks):
             if check is not None:
                 check()
 
 
-_checks = _Checks()
+_open_groups = _OpenGroups()
 
 
 @fixed()
@@ -167,12 +179,8 @@ class Workers:
         self._control = self._held.enter_context(closing(Control.create([])))  # tells all workers to stop
         self._open = True
         self._held.callback(self._children.close)
-        _checks.add(self._check_in_a_wait)
-        self._held.callback(_checks.remove, self._check_in_a_wait)
-        if threading.current_thread() is threading.main_thread():
-            for signum in STOPPING:
-                if signal.getsignal(signum) is signal.SIG_DFL:
-                    self._held.callback(signal.signal, signum, signal.signal(signum, raise_for))
+        _open_groups.add(self._check_in_a_wait)
+        self._held.callback(_open_groups.remove, self._check_in_a_wait)
 
     def start(
         self, function: Callable[Concatenate[WorkerContext, P], object], /, *args: P.args, **kwargs: P.kwargs
@@ -256,8 +264,9 @@ class Workers:
         worker that reports more than 4032 numbers between two calls loses its oldest reports.
         """
         with self._lock:
-            for telemetry in self._telemetries.values():
-                self._reported += telemetry.tail()
+            for telemetry in [*self._telemetries.values()]:
+                newer = telemetry.tail()
+                self._reported += newer
             reports, self._reported = self._reported, []
         return sorted(reports, key=lambda metric: metric.time_s)
 
@@ -290,8 +299,10 @@ class Workers:
                     self._failures[child] = failure
                 self._children.end(child)
             for child in [child for child in self._telemetries if child not in self._children.living]:
-                self._reported += self._telemetries[child].tail()
-                self._telemetries.pop(child).close()
+                if telemetry := self._telemetries.pop(child, None):  # a handler may have come first
+                    last = telemetry.tail()
+                    self._reported += last
+                    telemetry.close()
 
     def _raise_failure(self) -> None:
         self._note_ends()

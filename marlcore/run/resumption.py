@@ -114,6 +114,8 @@ class ResumedRun(NewRun):
         # "<" occurs in reprs, which differ in each process
         if old != new and "<" not in f"{old}{new}" and not new.endswith(f":{no_environment.__name__}"):
             log.warning("resume: the environment is %s", printable(f"{new} instead of {old}, with the same spaces"))
+        if not (offline := self._config.offline):
+            check_steps_left(directory.path, self._config.total_steps, steps_taken(directory.path))
         for name in self._spec.names:
             checkpoint = directory.checkpoint_path(name)
             Hold(checkpoint, "", 0).end()  # from now on, a learner still alive on another machine cannot save
@@ -129,8 +131,9 @@ class ResumedRun(NewRun):
         self._states = {name: load_checkpoint(directory.checkpoint_path(name)) for name in self._spec.names}
         self._progress = read_progress(directory.path)
         self._steps = self._steps_by_worker()
-        steps, offline = sum(self._steps.values()), self._config.offline
-        check_steps_left(directory.path, self._config.total_steps, steps if offline else steps_taken(directory.path))
+        steps = sum(self._steps.values())
+        if offline:
+            check_steps_left(directory.path, self._config.total_steps, steps)
         self._size = directory.csv.size_at(steps, keep_saved=not offline)
         if self._config.stop != StopConfig():
             conditions.check_unmet(each_metric(directory.path / "metrics.csv", self._size))

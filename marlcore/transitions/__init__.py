@@ -11,7 +11,7 @@ from .in_order import InOrder
 from .lanes import TransitionLanes, spec_difference
 from .layout import HEAD_BYTES, LaneView, Place, RecordLayout
 from .raw_rows import RowsReader, RowsWriter, share_of
-from .setters import MEMORYVIEW_ITEMS, setter
+from .setters import setter
 from .vector_writer import HeldRows, VectorWriter
 from .window import LAP_LIMIT_S, Layout, ReadPlan, Window, address_of
 from .writer import Writer

@@ -25,6 +25,7 @@ import marlcore as mc
 from marlcore.meta import Member
 from marlcore.meta.lineage import Lineage
 from marlcore.meta.population import _score, links_to_take, take_links
+from marlcore.meta.settings import fit_together
 from marlcore.meta.several import folder_of, working_in
 from marlcore.processes import ForkServer
 from marlcore.record import checkpoint_path, load_checkpoint, save_checkpoint, write_json
@@ -133,6 +134,14 @@ def test_settings_that_are_not_allowed_together_are_not_taken(tmp_path: Path) ->
     assert {*rows} == {(8, 4), (16, 4), (16, 16)} and all(member.steps == 80 for member in members)
     never = partial(Lineage.begun, tmp_path / "none", chosen, 80, 0, lambda settings: False)
     check_refused(never, ValueError, "settings: expected values that are allowed together, got none in 1000 draws")
+
+
+def test_settings_are_judged_together_as_a_run_judges_them() -> None:
+    """A replay of 1,000 rows never holds the 5,000 rows of a warm-up; each alone has room in the usual ones."""
+    chosen = population(settings={"replay.capacity": mc.Choice(1000, 9000), "learner.warmup": mc.Choice(50, 5000)})
+    fit = partial(fit_together, Corridor, DQN, mc.Config(replay=mc.ReplayConfig(capacity=9000)), chosen)
+    alone = [fit({name: value}) for name, value in (("replay.capacity", 1000), ("learner.warmup", 5000))]
+    assert alone == [True, True] and not fit({"replay.capacity": 1000, "learner.warmup": 5000})
 
 
 def test_a_diverged_member_copies_another(tmp_path: Path) -> None:

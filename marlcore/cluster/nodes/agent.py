@@ -106,11 +106,11 @@ class Agent:
         return None
 
     def _fail(self, error: BaseException) -> None:
+        log.warning("this machine's part of the run failed", exc_info=error)
         if isinstance(error, ConnectionError | Fenced):
             self._failed = WorkerFailed(SUPERVISOR, "death", str(error))  # counts as a lost agent, which is replaced
         else:
             self._failed = failure_of("agent", error)
-        log.warning("this machine's part of the run failed", exc_info=error)
 
 
 def make_once(env_fn: Callable[[], Any]) -> None:

@@ -69,13 +69,14 @@ def test_an_episode_of_a_team_with_joint_observations_is_filmed():
 @pytest.mark.parametrize("frames_per_s", [30, 67, 125, 500])
 def test_a_gif_lasts_as_long_as_what_it_shows(tmp_path, frames_per_s):
     """No picture is shorter than players show one."""
-    frames = [np.full((2, 2, 3), number, np.uint8) for number in range(60)]
+    frames = [np.full((2, 2, 3), 4 * number, np.uint8) for number in range(60)]
     eval.write_video(str(tmp_path / "a.gif"), frames, frames_per_s)
     with Image.open(tmp_path / "a.gif") as video:
         shown = []
         for number in range(video.n_frames):
             video.seek(number)
             shown.append(video.info["duration"])
+        assert abs(np.asarray(video.convert("L"))[0, 0] - 4 * 59.0) < 3, "the last picture"
     assert min(shown) >= 20 and abs(sum(shown) / 1000 - 60 / frames_per_s) < 2 * max(shown) / 1000
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from tiers import long_but
 import marlcore as mc
 from marlcore.lazy import is_installed
 from marlcore.memory import interrupt_waits_with
-from marlcore.processes import Children
+from marlcore.processes import Children, Telemetry
 
 SPEC = mc.TransitionSpec(obs=mc.Field((3,)), action=mc.Field((), "int64"))
 LONG_S = 3600.0
@@ -298,15 +299,16 @@ def test_many_workers_and_two_groups_at_once_are_independent() -> None:
 
 
 def test_groups_may_end_in_any_order() -> None:
-    first, second = mc.Workers(), mc.Workers()
+    first, second, before = mc.Workers(), mc.Workers(), signal.signal(signal.SIGTERM, signal.SIG_DFL)
     first.start(idle)
     second.start(idle)
     first.close()
+    assert signal.getsignal(signal.SIGTERM) not in (before, signal.SIG_DFL)
     second.start(fail)
     with mc.ReplayBuffer.create(SPEC, 10) as replay, pytest.raises(mc.WorkerFailed, match="on fire"):
         replay.sampler(1).sample(timeout=LONG_S)
     second.close()
-    assert interrupt_waits_with(None) is None
+    assert interrupt_waits_with(None) is None and signal.signal(signal.SIGTERM, before) is signal.SIG_DFL
 
 
 def test_a_worker_that_has_ended_holds_no_memory_and_its_reports_stay() -> None:
@@ -332,6 +334,31 @@ def test_a_worker_has_the_environment_of_its_start(monkeypatch: pytest.MonkeyPat
             workers.start(tell_environment)
             told += [metric.value for metric in reports_of(workers, 1)]
     assert told == [1.0, 2.0, -1.0]
+
+
+PRELOADED = """
+    import os
+    import marlcore as mc
+
+    def tell(context):
+        context.report("number", float(os.environ["OF_A_MODULE"]) + float(os.environ["OF_THE_PROGRAM"]))
+
+    with mc.Workers(preload=["sets_one"]) as workers:
+        os.environ["OF_THE_PROGRAM"] = "2"
+        workers.start(tell)
+        os.environ["OF_THE_PROGRAM"] = "3"
+        workers.start(tell)
+        workers.wait()
+    print(*sorted(metric.value for metric in workers.reports()))
+"""
+
+
+@pytest.mark.long
+def test_a_worker_has_what_preloaded_modules_set(tmp_path: Path) -> None:
+    (tmp_path / "sets_one.py").write_text("import os\nos.environ['OF_A_MODULE'] = '1'\n")
+    program = start_python(textwrap.dedent(PRELOADED), beside=tmp_path / "program.py")
+    said, complaints = program.communicate()
+    assert said.split() == ["3.0", "4.0"], complaints
 
 
 class Signalling:
@@ -510,6 +537,30 @@ def test_a_signal_to_the_whole_group_ends_everything(signum: int) -> None:
     await_end(pids)
     assert program.returncode == (-signum if signum == signal.SIGINT else 128 + signum), said
     assert "did not end" not in said and not any(path.exists() for path in segments)
+
+
+@pytest.mark.parametrize("what", ["close", "reports"])
+def test_a_handler_may_come_while_reports_are_read(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tail` stands in for the moment at which the signal comes."""
+    with mc.Workers() as workers:
+        came: list[Any] = []
+        tail = Telemetry.tail
+
+        def interrupted(telemetry: Telemetry) -> Any:
+            told = tail(telemetry)
+            if told and not came:
+                came.append([])
+                came[0] += getattr(workers, what)() or []
+            return told
+
+        for _ in range(2):
+            workers.start(tell_environment)
+        for worker in workers:
+            while worker.running:
+                time.sleep(0.01)
+        monkeypatch.setattr(Telemetry, "tail", interrupted)
+        workers._note_ends()
+        assert len([*workers.reports(), *came[0]]) == 2
 
 
 def test_a_handler_that_interrupts_a_look_at_the_workers_may_close_them() -> None:
