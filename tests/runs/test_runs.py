@@ -90,7 +90,8 @@ def test_several_actors_share_the_steps(tmp_path: Path) -> None:
 
 
 def test_a_serial_run_starts_no_process_and_others_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marlcore.processes.children.ForkServer", Mock(**{"return_value.fork.side_effect": KeyError}))
+    server = Mock(environ={}, **{"fork.side_effect": KeyError})
+    monkeypatch.setattr("marlcore.processes.children.ForkServer", lambda *_: server)
     assert train(tmp_path / "serial", HUNT, mode="serial", total_steps=50).steps >= 50
     with pytest.raises(KeyError):
         train(tmp_path / "default", HUNT, mode=mc.Config().mode, total_steps=50)
