@@ -154,7 +154,7 @@ def test_returns_are_kept_for_the_pages(tmp_path: Path, monkeypatch: Any, capsys
 @pytest.mark.long
 def test_psro_beside_another_is_kept_for_its_page(tmp_path: Path, monkeypatch: Any) -> None:
     pytest.importorskip("pyspiel", reason="needs open_spiel")
-    for name, value in {"ITERATIONS": 1, "STEPS": 1_200, "GAMES": 2, "FOLDER": tmp_path}.items():
+    for name, value in {"ITERATIONS": 1, "STEPS": 1_200, "GAMES": 4, "FOLDER": tmp_path}.items():
         monkeypatch.setattr(psro, name, value)
     monkeypatch.setattr(psro, "run_fresh", lambda function, *args: function(*args))
     monkeypatch.setattr(psro, "theirs", lambda oracle, seed: [0.5 + seed, 1.0, 2.0, 7, 9])

@@ -294,7 +294,7 @@ def psro(env_fn: Any = KuhnPoker, folder: str = "/nowhere", run: Any = None, **o
 
 REFUSED: dict[str, Refused] = {
     "no iterations": (lambda: psro(iterations=0), ValueError, "iterations: expected an integer of at least 1, got 0"),
-    "one game": (lambda: psro(games=3), ValueError, "games: expected an integer of at least 4, got 3"),
+    "three games": (lambda: psro(games=3), ValueError, "games: expected an integer of at least 4, got 3"),
     "a word": (lambda: psro(min_gain="0"), ValueError, "min_gain: expected a number or None, got '0'"),
     "no settings": (lambda: mc.psro(KuhnPoker, DQN, None, iterations=1), TypeError, "config: expected a Config, got N"),
     "own opponents": (
