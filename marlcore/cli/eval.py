@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from ..checks import check_whole
 from ..envs import JointObservations, NamedEnvironment, Teams, vectorize
-from ..evaluation import EvaluatedRun, evaluate
+from ..evaluation import EvaluatedRun, evaluate, wrapped
 from ..loops import play
 from ..tables import print_fitted
 from .options import CommandLine
@@ -119,7 +119,7 @@ def film(run: EvaluatedRun, seed: int) -> tuple[list[Frame], float]:
     """Returns a greedy episode's frames, and frames per second. Raises ValueError if the environment cannot render."""
     raw = _rendering(run.env_fn)
     camera = _Camera(raw)
-    with closing(vectorize(lambda: _around(raw, run.env_fn), 1)) as env:
+    with closing(vectorize(wrapped(run.env_fn, lambda: raw), 1)) as env:
         play(env, {agent: run.player(agent, 1, seed) for agent in env.agents}, 1, seed, lambda: not camera.failed)
     if camera.failed is not None:
         raise camera.failed
@@ -144,13 +144,6 @@ def _rendering(env_fn: Callable[..., Any]) -> Any:
     if not hasattr(env, "render"):
         env.close()
         raise ValueError(f"video: expected an environment that renders, got {type(env).__name__}")
-    return env
-
-
-def _around(env: Any, env_fn: Callable[..., Any]) -> Any:
-    """Returns the environment with the teams and joint observations of `env_fn`."""
-    if isinstance(env_fn, JointObservations | Teams):
-        return env_fn.around(_around(env, env_fn.env_fn))
     return env
 
 

@@ -152,11 +152,12 @@ class EvaluatedRun:
 def _as_seen(run: LiveRun | SavedRun, env_fn: Callable[[], Any]) -> Callable[[], Any]:
     """Returns a function that makes the caller's environments with the run's teams and joint observations."""
     with suppress(ValueError):  # raised if the run's function was not pickled, so that its teams are unknown
-        return _wrapped(run.env_fn, env_fn)
+        return wrapped(run.env_fn, env_fn)
     return env_fn
 
 
-def _wrapped(made: Any, env_fn: Callable[[], Any]) -> Callable[[], Any]:
+def wrapped(made: Any, env_fn: Callable[[], Any]) -> Callable[[], Any]:
+    """Returns a function that makes the environments of `env_fn` with the teams and joint observations of `made`."""
     if isinstance(made, JointObservations) or (isinstance(made, Teams) and not isinstance(env_fn, Teams)):
-        return replace(made, env_fn=_wrapped(made.env_fn, env_fn))
+        return replace(made, env_fn=wrapped(made.env_fn, env_fn))
     return env_fn

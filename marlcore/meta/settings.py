@@ -44,13 +44,22 @@ def fit_together(
 ) -> bool:
     """Whether settings that are each allowed are allowed together, such as sizes of which one bounds the other."""
     try:
-        its_config, its_algorithm = with_settings(config, algorithm, settings)
-        policies = policies_of(env_fn, its_algorithm, its_config)
-        if population.method != "random":
-            _check_interval(policies, population.interval)
+        _checked(env_fn, algorithm, config, population, settings)
     except ValueError:
         return False
     return True
+
+
+def _checked(
+    env_fn: Any, algorithm: Algorithm, config: Config, population: PopulationConfig, settings: Mapping[str, Any],
+    progress: bool = False,
+) -> tuple[tuple[AssignedPolicy, ...], Config]:  # fmt: skip
+    """Returns the policies and the config of a member with these settings. Raises ValueError for wrong ones."""
+    config, algorithm = with_settings(config, algorithm, settings)
+    policies = policies_of(env_fn, algorithm, config, progress)
+    if population.method != "random":
+        _check_interval(policies, population.interval)
+    return policies, config
 
 
 def check_names(algorithm: Algorithm, config: Config, population: PopulationConfig) -> None:
@@ -94,11 +103,8 @@ def check_values(
             except TypeError:
                 expected = f"settings: expected numbers, texts and tuples of Python for {name!r}"
                 raise ValueError(f"{expected}, got {brief(value)} of type {type(value).__name__}") from None
-            its_config, its_algorithm = with_settings(config, algorithm, {name: value})
-            its_policies = policies_of(env_fn, its_algorithm, its_config, progress)
-            if copies:
-                _check_interval(its_policies, population.interval)
-            if copies and _fingerprint(its_policies, its_config) != whole:
+            changed_run = _checked(env_fn, algorithm, config, population, {name: value}, progress)
+            if copies and _fingerprint(*changed_run) != whole:
                 raise ValueError(
                     f"settings: expected settings with which a run can be resumed, got {name!r}, whose value {value!r} "
                     "changes the run's network or saved replays"

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class _OpenGroups:
     """What open groups, which end in any order, share: what every wait calls, and handlers of the stop signals.
 
-    A call checks for what was called before the first group began, and each group.
+    Each wait calls this object: it makes the check from before the first group, and each group's.
     """
 
     def __init__(self) -> None:

@@ -30,6 +30,7 @@ class StopConditions:
     groups: Collection[Collection[str]] = ()
 
     def __post_init__(self) -> None:
+        self._values, self._of_evaluation = self.config.values, self.config.of_evaluation  # once: they parse a name
         self._episodes = Counter[str]()
         self._windows: dict[str, deque[float]] = {}  # by agent or policy
         self._counts = Counter[str]()  # of the windows' values so far
@@ -51,18 +52,18 @@ class StopConditions:
         if watched:
             if metric.agent not in self._windows:
                 self._best = None  # means without this agent or policy are no measure for those with it
-            self._windows.setdefault(metric.agent, deque(maxlen=config.values)).append(metric.value)
+            self._windows.setdefault(metric.agent, deque(maxlen=self._values)).append(metric.value)
             self._counts[metric.agent] += 1
         elif config.judges and not self._windows and self._rows < ROWS:
             self._expect_metric(metric, evaluated=isinstance(event, EvaluationEvent))
-        complete = isinstance(event, EvaluationEvent) if config.of_evaluation else watched and self._all_came(metric)
-        if complete and self._windows and all(len(window) == config.values for window in self._windows.values()):
+        complete = isinstance(event, EvaluationEvent) if self._of_evaluation else watched and self._all_came(metric)
+        if complete and self._windows and all(len(window) == self._values for window in self._windows.values()):
             return self._judged(metric.step)
         return None
 
     def _all_came(self, metric: Metric) -> bool:
         """Whether all agents or policies that may report this metric have done so, or seem not to report it at all."""
-        if self._counts[metric.agent] >= self.config.values + SILENT:
+        if self._counts[metric.agent] >= self._values + SILENT:
             return True
         groups = [group for group in self.groups if metric.agent in group] or [()]
         awaited = ([name for name in group if self.config.watches(name, metric.name)] for group in groups)
@@ -72,7 +73,7 @@ class StopConditions:
         """Warns once if the condition's metric, perhaps misspelt, has not come for long; names metrics that came."""
         self._known[other.name] = other.agent
         self._rows += 1
-        if self.config.of_evaluation and evaluated:
+        if self._of_evaluation and evaluated:
             self._rows = ROWS
         if self._rows == ROWS:
             names = [*self._known, *(f"{agent}/{name}" for name, agent in self._known.items())]
